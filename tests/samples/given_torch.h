@@ -17,6 +17,7 @@
 #include "tessera/distributed_sampler.h"
 #include "tessera/fsdp.h"
 #include "tessera/grad_scaler.h"
+#include "tessera/join.h"
 #include "tessera/lr_scheduler.h"
 #include "tessera/norms.h"
 #include "tessera/optim.h"

@@ -1,0 +1,116 @@
+#include "tessera/join.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "comm/whereabouts.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// Zeros are made, not multiplied: zero times infinity is NaN.
+torch::Tensor weighted(const torch::Tensor& gradient, double weight) {
+  if (weight == 1) return gradient;
+  return weight == 0 ? torch::zeros_like(gradient) : gradient * weight;
+}
+
+}  // namespace
+
+struct Join::Impl {
+  struct Watched {
+    torch::Tensor parameter;
+    unsigned hook;
+  };
+  struct Kept {
+    torch::Tensor buffer, values;
+  };
+
+  Mesh mesh;
+  JoinOptions options;
+  std::vector<torch::Tensor> parameters, buffers;  // each once
+  // Of what this rank runs backward. Its hooks have it too.
+  std::shared_ptr<double> weight = std::make_shared<double>(1.0);
+  std::vector<Watched> watched;
+  std::unordered_set<const c10::TensorImpl*> is_watched;
+  std::vector<Kept> kept;  // while a stand-in runs
+
+  Impl(const std::vector<ModuleRef>& models, Mesh ranks, const JoinOptions& wanted)
+      : mesh(std::move(ranks)), options(wanted) {
+    std::unordered_set<const c10::TensorImpl*> seen;
+    const auto take = [&](const std::vector<torch::Tensor>& tensors, auto& into) {
+      for (const auto& tensor : tensors) {
+        if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second)
+          into.push_back(tensor);
+      }
+    };
+    for (const auto& model : models) {
+      take(model.get().parameters(), parameters);
+      take(model.get().buffers(), buffers);
+    }
+  }
+
+  // Batches that weigh one need no hooks, and frozen parameters take none.
+  void watch() {
+    for (const auto& parameter : parameters) {
+      if (!parameter.requires_grad()) continue;
+      if (!is_watched.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      const auto hook = parameter.register_hook(
+          [all = weight](const torch::Tensor& gradient) { return weighted(gradient, *all); });
+      watched.push_back({parameter, hook});
+    }
+  }
+
+  void keep_buffers() {
+    for (const auto& buffer : buffers) kept.push_back({buffer, buffer.detach().clone()});
+  }
+
+  void put_buffers_back() {
+    const torch::NoGradGuard no_grad;
+    for (const auto& [buffer, values] : std::exchange(kept, {})) buffer.copy_(values);
+  }
+
+  [[nodiscard]] int count(bool has_input) const {
+    const Purpose purpose("counting the ranks that have input");
+    return static_cast<int>(std::lround(mesh.all_reduce_sum(has_input ? 1.0 : 0.0)));
+  }
+
+  void require_all(int active) const {
+    if (!options.throw_on_early_termination || active == mesh.size()) return;
+    throw Error(ErrorCode::mismatch, std::to_string(mesh.size() - active) + " of " +
+                                         std::to_string(mesh.size()) +
+                                         " ranks have no more input, and "
+                                         "throw_on_early_termination is set");
+  }
+};
+
+Join::Join(const std::vector<ModuleRef>& models, const Mesh& mesh, const JoinOptions& options)
+    : impl_(std::make_unique<Impl>(models, mesh, options)) {}
+
+Join::~Join() {
+  impl_->put_buffers_back();
+  for (const auto& [parameter, hook] : impl_->watched) parameter.remove_hook(hook);
+}
+
+bool Join::next(bool has_input) {
+  auto& join = *impl_;
+  join.put_buffers_back();
+  const int active = join.count(has_input);
+  *join.weight = 1;
+  if (active == 0) return false;
+  join.require_all(active);
+  if (!has_input) {
+    *join.weight = 0;
+    join.keep_buffers();
+  } else if (!join.options.divide_by_initial_world_size) {
+    *join.weight = static_cast<double>(join.mesh.size()) / active;
+  }
+  if (*join.weight != 1) join.watch();
+  return true;
+}
+
+}  // namespace tessera
