@@ -6,8 +6,18 @@
 //   optimizer.step();
 //
 // It wraps `replicate`. First it gives every rank rank 0's parameters. Then it gives them rank 0's
-// buffers before each forward in training, as PyTorch does. `model->` is the module itself, so
-// names in its state do not change.
+// buffers before each forward in training, as PyTorch does: not before one that follows a forward
+// under NoSync. `model->` is the module itself, so names in its state do not change.
+//
+// Ranks may run different numbers of micro-batches, as in PyTorch, where an option says that it is
+// no mistake:
+//
+//   DistributedDataParallel<Gpt> model(Gpt(config), mesh, {{.uneven_micro_batches = true}});
+//   for (std::size_t i = 0; i < batches.size(); ++i) {
+//     std::optional<NoSync> quiet;
+//     if (i + 1 < batches.size()) quiet.emplace(model.module());
+//     cross_entropy(model(batches[i].first), batches[i].second).backward();
+//   }
 #pragma once
 
 #include <utility>
@@ -16,6 +26,11 @@
 #include "tessera/fsdp.h"
 
 namespace [[gnu::visibility("default")]] tessera {
+
+namespace detail {
+// The next backward reduces the gradients of the unit of `module`.
+[[nodiscard]] bool reduces_gradients(ModuleRef module);
+}  // namespace detail
 
 struct DistributedDataParallelOptions : ReplicateOptions {
   bool broadcast_buffers = true;
@@ -36,7 +51,10 @@ class DistributedDataParallel {
 
   template <typename... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
-    if (broadcast_buffers_ && module()->is_training()) sync_buffers(module(), mesh_);
+    if (module()->is_training()) {
+      const bool begins_step = std::exchange(begins_step_, detail::reduces_gradients(module()));
+      if (broadcast_buffers_ && begins_step) sync_buffers(module(), mesh_);
+    }
     return call_module(module(), std::forward<Arguments>(arguments)...);
   }
 
@@ -51,6 +69,7 @@ class DistributedDataParallel {
   detail::WrappedModule<Holder> module_;
   Mesh mesh_;
   bool broadcast_buffers_;
+  bool begins_step_ = true;  // the next forward in training
 };
 
 }  // namespace tessera

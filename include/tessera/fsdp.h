@@ -113,9 +113,9 @@ void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
 // while backward goes on. Ranks must have the same values, see sync_module_states. Collective.
 //
 // A forward does not communicate, so one rank may evaluate alone, in eval() or without gradients.
-// In training each rank must call the model as often as the others. If a rank leaves out a
-// backward, all ranks get `mismatch` at the next reduction. A rank that leaves out whole steps
-// joins the others' steps with its later batches, until it comes to its end before they do.
+// In training each rank must call the model as often as the others, unless `options` allow more. If
+// a rank leaves out a backward, all ranks get `mismatch` at the next reduction. One that leaves out
+// whole steps joins the others' steps with its later batches, until it ends before they do.
 void replicate(const UnitMember& module, const Mesh& mesh, const ReplicateOptions& options = {});
 
 // Gives every rank rank 0's parameters and buffers. Call it before sharding. Throws

@@ -79,6 +79,10 @@ struct ReplicateOptions {
   std::int64_t bucket_bytes = 25 << 20;
   // The first bucket is smaller, so that communication starts early.
   std::int64_t first_bucket_bytes = 1 << 20;
+  // Ranks may run different numbers of micro-batches under NoSync before a backward that
+  // synchronises, which adds up what each has, as PyTorch's does. Then only those backwards are
+  // compared: of a rank that leaves out a whole step by mistake the others hear at the end.
+  bool uneven_micro_batches = false;
 };
 
 namespace detail {

@@ -9,12 +9,14 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "conformance/forwarding_group.h"
 #include "fsdp/testing/test_values.h"
+#include "tessera/ddp.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/wrap_scope.h"
@@ -169,6 +171,110 @@ TEST(Replicate, AParameterThatIsFrozenBeforeTheForwardGetsNone) {
       expect_gradients(net, mean_gradients(alone, 2));
     }
   });
+}
+
+// Micro-batches ----------------------------------------------------------------------------------
+
+// Its layers may be units.
+struct SeenLayersImpl : nn::Module {
+  nn::Linear first{nullptr}, second{nullptr};
+  SeenLayersImpl() {
+    first = register_module("first", nn::Linear(4, 4));
+    second = register_module("second", nn::Linear(4, 3));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return pass(x, true); }
+  torch::Tensor pass(const torch::Tensor& x, bool both) {
+    const auto hidden = torch::tanh(call_module(first, x));
+    return (both ? call_module(second, hidden) : hidden).square().mean();
+  }
+};
+TESSERA_MODULE(SeenLayers);
+
+// Of one step: how many backwards of each rank come before the one that reduces, and whether that
+// one uses both layers.
+struct UnevenStep {
+  std::vector<int> kept;
+  bool both = true;
+};
+
+torch::Tensor uneven_input(int rank, int micro) {
+  return input_of(10 * rank + micro);
+}
+
+std::map<std::string, torch::Tensor> uneven_gradients(const UnevenStep& step) {
+  const int ranks = static_cast<int>(step.kept.size());
+  auto net = with_values(SeenLayers(), 8);
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (int micro = 0; micro <= step.kept[rank]; ++micro) {
+      const bool both = micro < step.kept[rank] || step.both;
+      (net->pass(uneven_input(rank, micro), both) / ranks).backward();
+    }
+  }
+  std::map<std::string, torch::Tensor> gradients;
+  for (const auto& entry : net->named_parameters())
+    gradients[entry.key()] = entry.value().grad().to(torch::kDouble);
+  return gradients;
+}
+
+TEST(UnevenMicroBatches, AddUpWhatEachRankHas) {
+  const std::vector<UnevenStep> steps{
+      {{3, 1}}, {{0, 2}}, {{2, 0}, false}, {{0, 1}, false}, {{1, 1}}};
+  for (const bool same_host : {true, false}) {
+    for (const bool each : {false, true}) {
+      run_mesh(
+          2,
+          [&](Mesh& mesh) {
+            auto net = with_values(SeenLayers(), 8);
+            const ReplicateOptions options{.uneven_micro_batches = true};
+            if (each) {
+              replicate(net->first, mesh, options);
+              replicate(net->second, mesh, options);
+            }
+            replicate(net, mesh, options);
+            for (const auto& step : steps) {
+              net->zero_grad();
+              const auto run = [&](int micro, bool both) {
+                call_method(&SeenLayersImpl::pass, net, uneven_input(mesh.rank(), micro), both)
+                    .backward();
+              };
+              const int kept = step.kept[mesh.rank()];
+              {
+                const NoSync quiet(net);
+                for (int micro = 0; micro < kept; ++micro) run(micro, true);
+              }
+              run(kept, step.both);
+              expect_gradients(net, uneven_gradients(step));
+            }
+          },
+          std::chrono::seconds(30), same_host);
+    }
+  }
+}
+
+// Buffers travel before the first forward of a step alone: there the ranks meet.
+TEST(UnevenMicroBatches, BringBuffersOfTheFirstRankOncePerStep) {
+  for (const bool same_host : {true, false}) {
+    run_mesh(
+        2,
+        [](Mesh& mesh) {
+          using Normed = nn::Sequential;
+          DistributedDataParallelOptions options;
+          options.uneven_micro_batches = true;
+          DistributedDataParallel<Normed> model(Normed(nn::Linear(4, 4), nn::BatchNorm1d(4)), mesh,
+                                                options);
+          for (int step = 0; step < 3; ++step) {
+            const int kept = mesh.rank() == 0 ? 3 : 1;
+            for (int micro = 0; micro <= kept; ++micro) {
+              std::optional<NoSync> quiet;
+              if (micro < kept) quiet.emplace(model.module());
+              model(uneven_input(mesh.rank(), micro)).square().mean().backward();
+            }
+            const auto tracked = model->named_buffers()["1.num_batches_tracked"].item<int>();
+            EXPECT_EQ(tracked, mesh.rank() == 0 ? 4 * (step + 1) : 4 * step + 2);
+          }
+        },
+        std::chrono::seconds(30), same_host);
+  }
 }
 
 // Ranks of hosts ----------------------------------------------------------------------------------

@@ -506,14 +506,16 @@ void Root::abandon_step() {
   leaves_gradients_ = false;
   in_backward_ = false;
   failed_ = false;
-  passes_ = backwards_ = 0;
+  passes_ = backwards_ = reducing_backwards_ = 0;
   ++resets_;
 }
 
-std::uint32_t Root::pass_number() const noexcept {
+std::uint32_t Root::pass_number(const Unit& unit) const {
   // Primes: a forward without backward here does not make up for another step there.
   constexpr std::uint32_t kBackward = 17, kReset = 4099;
-  return passes_ + kBackward * backwards_ + kReset * resets_;
+  const auto resets = kReset * resets_;
+  if (entry_of(unit).uneven_micro_batches) return reducing_backwards_ + resets;
+  return passes_ + kBackward * backwards_ + resets;
 }
 
 }  // namespace tessera::detail

@@ -103,7 +103,7 @@ class Root : public std::enable_shared_from_this<Root> {
   void cast_results(const Unit& unit, const std::vector<at::Tensor*>& results) const;
   [[nodiscard]] std::size_t reduction_limit() const;
   // Which training pass it is, the same on all ranks that did the same; travels with gradients.
-  [[nodiscard]] std::uint32_t pass_number() const noexcept;
+  [[nodiscard]] std::uint32_t pass_number(const Unit& unit) const;
 
   void before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version);
   void after_backward(Unit& unit);
@@ -126,9 +126,10 @@ class Root : public std::enable_shared_from_this<Root> {
   ForwardOrder order_;                             // of the first training pass
   // Oldest first. Not owned: units own the root, and the mesh whose connections end with them.
   std::deque<std::weak_ptr<Unit>> reducing_;
-  std::int64_t steps_ = 0;       // passes with gradients
-  std::uint32_t passes_ = 0;     // of those in training, since the last reset
-  std::uint32_t backwards_ = 0;  // likewise
+  std::int64_t steps_ = 0;                // passes with gradients
+  std::uint32_t passes_ = 0;              // of those in training, since the last reset
+  std::uint32_t backwards_ = 0;           // likewise
+  std::uint32_t reducing_backwards_ = 0;  // likewise, that reduced something
   std::uint32_t resets_ = 0;
   bool leaves_gradients_ = false;  // backwards did since the last that reduced those of all units
   bool in_backward_ = false;

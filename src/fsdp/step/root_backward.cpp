@@ -24,6 +24,10 @@ void require_unchanged(const Unit& unit, std::uint32_t version) {
           "' were changed between a forward and its backward (an optimizer step in between?)");
 }
 
+bool reduces(const std::shared_ptr<Unit>& unit) {
+  return entry_of(*unit).sync_gradients;
+}
+
 }  // namespace
 
 void Root::begin_backward() {
@@ -46,6 +50,7 @@ void Root::begin_backward() {
   backward_ = alive;
   in_backward_ = true;
   ++backwards_;
+  if (std::ranges::any_of(all, reduces)) ++reducing_backwards_;
 }
 
 void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
@@ -59,7 +64,7 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
   if (entry.unshard_in_backward) unit.gather();
   if (!frees_after_backward(unit)) unit.changes().remember();
   unit.enter_backward(
-      {.pass = pass_number(), .sync = entry.sync_gradients, .replicas = entry.sync_replicas});
+      {.pass = pass_number(unit), .sync = entry.sync_gradients, .replicas = entry.sync_replicas});
   entry.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
   if (unit.options().backward_prefetch == BackwardPrefetch::pre)
     prefetch_backward(unit, kRangePreBackwardPrefetch);
@@ -125,7 +130,7 @@ std::vector<std::shared_ptr<Unit>> Root::units_with_left_gradients() {
   const auto all = units();
   const auto is_left = [](const auto& unit) {
     const auto& entry = entry_of(*unit);
-    return entry.sync_gradients && unit->grad_state() == GradState::idle &&
+    return reduces(unit) && unit->grad_state() == GradState::idle &&
            unit->has_left_gradients(entry.sync_replicas);
   };
   std::vector<bool> is_one;
@@ -146,17 +151,20 @@ std::vector<std::shared_ptr<Unit>> Root::units_with_left_gradients() {
 // this one did not use the unit.
 void Root::reduce_left() {
   const auto all = units();
-  const auto syncs = [](const auto& unit) { return entry_of(*unit).sync_gradients; };
-  const auto syncs_all = [](const auto& unit) {
-    return entry_of(*unit).sync_gradients && entry_of(*unit).sync_replicas;
+  const auto reduces_all = [](const auto& unit) {
+    return reduces(unit) && entry_of(*unit).sync_replicas;
   };
-  if (leaves_gradients_ && all.size() > 1 && std::ranges::any_of(all, syncs)) {
+  // This rank may have run none of what another one has left.
+  const bool may_be_left = leaves_gradients_ || std::ranges::any_of(all, [](const auto& unit) {
+                             return entry_of(*unit).uneven_micro_batches;
+                           });
+  if (may_be_left && all.size() > 1 && std::ranges::any_of(all, reduces)) {
     for (const auto& unit : units_with_left_gradients()) {
-      unit->enter_backward({.pass = pass_number(), .replicas = entry_of(*unit).sync_replicas});
+      unit->enter_backward({.pass = pass_number(*unit), .replicas = entry_of(*unit).sync_replicas});
       reduce(*unit);
     }
   }
-  leaves_gradients_ = !std::ranges::all_of(all, syncs_all);
+  leaves_gradients_ = !std::ranges::all_of(all, reduces_all);
 }
 
 void Root::finish_backward() {

@@ -27,6 +27,7 @@ struct ScheduleEntry final : UnitSchedule {
   bool sync_gradients = true;          // its backward reduces; otherwise the gradients are kept
   bool sync_replicas = true;           // a reduction goes over the copies too
   bool unshard_in_backward = true;     // its backward needs the parameters
+  bool uneven_micro_batches = false;   // ranks may differ in backwards that do not reduce
   std::optional<int> reduction_limit;  // buffers of reductions at once
   // What to gather next.
   std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;

@@ -1,4 +1,5 @@
 #include "tessera/fsdp.h"
+#include "tessera/ddp.h"
 #include "tessera/trace.h"
 
 #include <torch/torch.h>
@@ -141,6 +142,10 @@ void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse) {
   for (const auto& [name, unit] : units_below(module.get())) {
     if (recurse || name.empty()) entry_of(*unit).sync_gradients = sync;
   }
+}
+
+bool detail::reduces_gradients(ModuleRef module) {
+  return entry_of(*find_unit(&module.get())).sync_gradients;
 }
 
 NoSync::NoSync(ModuleRef module) {

@@ -383,6 +383,7 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   const auto whole_bytes = bytes_of(found.tensors);
   auto unit = std::make_shared<Unit>(std::move(modules), spec, found.tensors);
   unit->set_schedule(std::make_unique<ScheduleEntry>());
+  entry_of(*unit).uneven_micro_batches = spec.buckets.uneven_micro_batches;
   unit->buffers().take(std::move(found.buffers));
   unit->watch();
   register_unit(unit, spec.mesh);
