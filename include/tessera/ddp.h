@@ -18,6 +18,13 @@
 //     if (i + 1 < batches.size()) quiet.emplace(model.module());
 //     cross_entropy(model(batches[i].first), batches[i].second).backward();
 //   }
+//
+// The gradient of a torch::nn::Embedding or EmbeddingBag with sparse(true) stays sparse, as in
+// PyTorch, here and with replicate. It holds the rows that any rank used, and torch::optim::SGD
+// takes it. A weight that other modules have too (tied) is reduced as a dense one.
+//
+//   torch::nn::Embedding table(torch::nn::EmbeddingOptions(50'000, 64).sparse(true));
+//   DistributedDataParallel<torch::nn::Embedding> model(table, mesh);
 #pragma once
 
 #include <utility>

@@ -16,6 +16,10 @@ std::vector<at::Tensor> gradients_of(const std::vector<ShardedParameter>& parame
   for (const auto& parameter : parameters) {
     const auto& gradient = parameter.local.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
+    if (gradient.is_sparse()) {
+      gradients.push_back(gradient._values());
+      continue;
+    }
     make_plain(gradient);
     gradients.push_back(gradient);
   }

@@ -90,9 +90,10 @@ NormParts detail::norm_parts(const std::vector<ShardedParameter>& parameters, No
     const auto& tensor = of == NormOf::gradients ? parameter.local.grad() : parameter.local;
     parts.sharded.push_back(parameter.sharded);
     auto& part = parts.tensors.emplace_back();
+    if (!tensor.defined()) continue;
+    const auto values = tensor.is_sparse() ? tensor.detach().coalesce().values() : tensor.detach();
     // Of no elements libtorch knows no largest one.
-    if (!tensor.defined() || tensor.numel() == 0) continue;
-    part = plain(tensor.detach());
+    if (values.numel() > 0) part = plain(values);
   }
   return parts;
 }

@@ -3,10 +3,13 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/one_of.h"
 #include "fsdp/unit/quiet_copy.h"
+#include "tessera/collectives.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/tensor.h"
@@ -30,7 +33,29 @@ at::Tensor reducible_gradient(const at::Tensor& full) {
 }
 
 bool has_values(const at::Tensor& gradient) {
-  return gradient.count_nonzero().item<std::int64_t>() > 0;
+  const auto values = gradient.is_sparse() ? gradient._values() : gradient;
+  return values.count_nonzero().item<std::int64_t>() > 0;
+}
+
+// A sparse gradient of a table, without a row.
+at::Tensor no_rows(const at::Tensor& full) {
+  const auto places = at::empty({1, 0}, full.options().dtype(at::kLong));
+  const auto values = at::empty({0, full.size(1)}, full.options());
+  return at::sparse_coo_tensor(places, values, full.sizes(), full.options().layout(at::kSparse))
+      .coalesce();
+}
+
+// What all ranks have along dimension `dim`, where rank r has `counts[r]`.
+at::Tensor gathered(const at::Tensor& mine, std::int64_t dim,
+                    const std::vector<std::int64_t>& counts, const Mesh& mesh) {
+  auto shape = mine.sizes().vec();
+  shape[dim] = *std::ranges::max_element(counts);
+  auto sent = at::zeros(shape, mine.options());
+  sent.narrow(dim, 0, mine.size(dim)).copy_(mine);
+  auto all = all_gather(sent, mesh);
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    all[rank] = all[rank].narrow(dim, 0, counts[rank]);
+  return at::cat(all, dim);
 }
 
 // As autograd would leave it: whatever takes parameters and gradients as flat memory finds them
@@ -51,16 +76,21 @@ BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducer
       bucket_of_(params.size()),
       has_arrived_(params.size()),
       past_(params.size()) {
-  for (std::size_t i = params.size(); i-- > 0;) {
-    if (needs_bucket()) buckets_.emplace_back();
-    buckets_.back().params.push_back(i);
-    buckets_.back().elements += params[i].full.numel();
-    bucket_of_[i] = buckets_.size() - 1;
-  }
+  for (std::size_t i = params.size(); i-- > 0;) add_to_bucket(i);
 }
 
-// Before the first parameter, and when the last bucket is full.
-bool BucketReducer::needs_bucket() const {
+void BucketReducer::add_to_bucket(std::size_t param) {
+  if (needs_bucket(param)) buckets_.emplace_back();
+  auto& bucket = buckets_.back();
+  bucket.params.push_back(param);
+  bucket.elements += params_[param].full.numel();
+  bucket.sparse = options_.sparse[param];
+  bucket_of_[param] = buckets_.size() - 1;
+}
+
+// Before the first parameter, when the last bucket is full, and around a sparse gradient.
+bool BucketReducer::needs_bucket(std::size_t param) const {
+  if (options_.sparse[param] || (!buckets_.empty() && buckets_.back().sparse)) return true;
   const auto size = static_cast<std::int64_t>(c10::elementSize(options_.dtype));
   const auto limit =
       buckets_.size() == 1 ? options_.buckets.first_bucket_bytes : options_.buckets.bucket_bytes;
@@ -185,6 +215,7 @@ void BucketReducer::launch(std::size_t index) {
   auto& bucket = buckets_[index];
   ++launched_;
   if (options_.ranks == 1 && may_average_again()) return;
+  if (bucket.sparse) return launch_rows(bucket);
   if (launch_in_place(bucket)) return;
   const auto trailer = comm_hook() ? 0 : Trailer::size(bucket.params.size());
   bucket.values = torch::empty({bucket.elements + trailer},
@@ -196,6 +227,27 @@ void BucketReducer::launch(std::size_t index) {
     return;
   }
   sum_values(bucket, gradients);
+}
+
+// How many rows each rank has, and how many ranks have a gradient that is dense.
+void BucketReducer::launch_rows(Bucket& bucket) {
+  const auto& full = params_[bucket.params.front()].full;
+  const auto& gradient = full.grad();
+  if (has_hook()) {
+    throw Error(ErrorCode::unsupported,
+                "an all-reduce hook takes sums in one dimension, not a sparse gradient");
+  }
+  bucket.rows = no_rows(full);
+  auto counts = at::zeros({options_.ranks + 1}, at::kDouble);
+  if (gradient.defined()) {
+    require_without_graph(gradient);
+    if (gradient.is_sparse()) bucket.rows = gradient.coalesce();
+    counts[options_.ranks] = gradient.is_sparse() ? 0 : 1;
+  }
+  counts[options_.mesh.rank()] = bucket.rows._nnz();
+  const auto trailer = Trailer::make({gradient}, reduced_of(bucket), counts.options());
+  bucket.values = at::cat({counts, trailer}).to(full.device());
+  bucket.sum = options_.transport->start_sum(bucket.values);
 }
 
 // What it filled them with, by parameter.
@@ -233,7 +285,12 @@ void BucketReducer::finish() {
   begun_ = false;
   for (auto& bucket : buckets_) {
     if (!bucket.gradients.empty()) take_back_in_place(bucket);
-    if (bucket.values.defined()) take_back(bucket);
+    if (!bucket.values.defined()) continue;
+    if (bucket.sparse) {
+      take_back_rows(bucket);
+    } else {
+      take_back(bucket);
+    }
   }
   for (std::size_t i = 0; i < params_.size(); ++i) put_back(i);
 }
@@ -282,6 +339,36 @@ void BucketReducer::take_back(Bucket& bucket) {
   }
 }
 
+// Added up where ranks have the same ones: the average stays sparse.
+void BucketReducer::take_back_rows(Bucket& bucket) {
+  if (const auto sum = std::exchange(bucket.sum, nullptr)) sum->finish();
+  const auto values = std::exchange(bucket.values, {});
+  const auto mine = std::exchange(bucket.rows, {});
+  const auto& full = params_[bucket.params.front()].full;
+  const bool is_present = Trailer::read(values, 1, reduced_of(bucket)).front();
+  const auto sums = values.narrow(0, 0, options_.ranks + 1).to(at::kCPU, at::kLong);
+  const auto* counts = sums.const_data_ptr<std::int64_t>();
+  if (counts[options_.ranks] != 0) {
+    throw Error(ErrorCode::unsupported, "an embedding with sparse(true) got a dense gradient on " +
+                                            std::to_string(counts[options_.ranks]) +
+                                            " ranks: its weight was used outside of it");
+  }
+  if (is_present) full.mutable_grad() = rows_of_all(mine, {counts, counts + options_.ranks});
+}
+
+at::Tensor BucketReducer::rows_of_all(const at::Tensor& mine,
+                                      const std::vector<std::int64_t>& counts) const {
+  if (*std::ranges::max_element(counts) == 0) return mine;
+  auto values = mine._values();
+  if (scale().before != 1) values = values / scale().before;
+  const auto places = gathered(mine._indices(), 1, counts, options_.mesh);
+  const auto all = at::sparse_coo_tensor(places, gathered(values, 0, counts, options_.mesh),
+                                         mine.sizes(), mine.options())
+                       .coalesce();
+  if (scale().after != 1) all._values().div_(scale().after);
+  return all;
+}
+
 // Which buckets left before the exception depends on the rank, so those that did not leave now.
 void BucketReducer::forget() {
   if (std::exchange(begun_, false) && sync_ && early_)
@@ -295,6 +382,7 @@ void BucketReducer::forget(Bucket& bucket) {
   bucket.values = at::Tensor();
   bucket.gradients.clear();
   bucket.trailer = at::Tensor();
+  bucket.rows = at::Tensor();
 }
 
 }  // namespace tessera::detail

@@ -2,6 +2,9 @@
 // reduces them. Parameters are put into buckets from the last to the first, the order in which
 // backward tends to finish them; a bucket is summed as one message as soon as its gradients and
 // those of all buckets before it are there, while backward goes on.
+//
+// A sparse gradient has a bucket of its own. First the ranks add up how many rows each of them has,
+// as one message at the same time as another bucket's; then each gets the rows of all.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +13,7 @@
 #include <vector>
 
 #include "fsdp/unit/grad_reducer.h"
+#include "tessera/mesh.h"
 #include "tessera/shard_options.h"
 #include "torch/transport.h"
 
@@ -17,8 +21,10 @@ namespace tessera::detail {
 
 struct BucketReducerOptions {
   int ranks = 1;
-  Transport* transport = nullptr;
+  Mesh mesh;                       // of those ranks
+  Transport* transport = nullptr;  // the mesh's
   ReplicateOptions buckets;
+  std::vector<bool> sparse;           // [parameter] its gradients are
   at::ScalarType dtype = at::kFloat;  // gradients travel in
   double divisor = 1;
 };
@@ -49,11 +55,13 @@ class BucketReducer final : public GradReducer {
   struct Bucket {
     std::vector<std::size_t> params;
     std::int64_t elements = 0;
+    bool sparse = false;      // one parameter, whose gradients are
     std::size_t missing = 0;  // of those that may get a gradient, in this backward
     // While under way: gradients and trailer in one array, or where they are.
     at::Tensor values;
     std::vector<at::Tensor> gradients;
     at::Tensor trailer;
+    at::Tensor rows;  // of a sparse gradient, while `values` has the counts
     std::unique_ptr<PendingSum> sum;
   };
   // What is in a parameter's grad() besides gradients of the backward under way.
@@ -67,7 +75,8 @@ class BucketReducer final : public GradReducer {
   [[nodiscard]] bool mixes_averages() const;
   void set_aside(std::size_t param);
   void put_back(std::size_t param);
-  [[nodiscard]] bool needs_bucket() const;
+  [[nodiscard]] bool needs_bucket(std::size_t param) const;
+  void add_to_bucket(std::size_t param);
   void launch_complete();
   void launch(std::size_t bucket);
   [[nodiscard]] bool may_sum_in_place() const;
@@ -76,6 +85,11 @@ class BucketReducer final : public GradReducer {
   void sum_values(Bucket& bucket, const std::vector<at::Tensor>& gradients);
   void take_back(Bucket& bucket);
   void take_back_in_place(Bucket& bucket);
+  void launch_rows(Bucket& bucket);
+  void take_back_rows(Bucket& bucket);
+  // Of all ranks, of which rank r has `counts[r]`.
+  [[nodiscard]] at::Tensor rows_of_all(const at::Tensor& mine,
+                                       const std::vector<std::int64_t>& counts) const;
   void forget(Bucket& bucket);
   [[nodiscard]] Reduced reduced_of(const Bucket& bucket) const;
 

@@ -90,14 +90,21 @@ void GradReducer::adopt_rules() {
   hook_ = wanted_.hook;
 }
 
+void require_without_graph(const at::Tensor& gradient) {
+  if (!gradient.requires_grad()) return;
+  throw Error(ErrorCode::unsupported,
+              "FSDP only works with gradients that don't require gradients: backward was called "
+              "with create_graph");
+}
+
 void require_reducible(const at::Tensor& gradient) {
-  if (gradient.layout() != at::kStrided)
-    throw Error(ErrorCode::unsupported, "sparse gradients are not reduced");
-  if (gradient.requires_grad()) {
+  if (gradient.layout() != at::kStrided) {
     throw Error(ErrorCode::unsupported,
-                "FSDP only works with gradients that don't require gradients: backward was called "
-                "with create_graph");
+                "a sparse gradient is not reduced: only replicate and DistributedDataParallel take "
+                "one, of torch::nn::Embedding and EmbeddingBag that have sparse(true) when they "
+                "become a unit; elsewhere it has to be dense");
   }
+  require_without_graph(gradient);
 }
 
 at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced& what,

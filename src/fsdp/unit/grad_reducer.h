@@ -62,6 +62,8 @@ struct AverageRules {
   std::shared_ptr<const ReduceHook> hook = {};
 };
 
+// Throws when a gradient has a graph of its own.
+void require_without_graph(const at::Tensor& gradient);
 // Throws when a gradient is of a kind that is not reduced.
 void require_reducible(const at::Tensor& gradient);
 

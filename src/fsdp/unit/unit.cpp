@@ -147,6 +147,32 @@ at::ScalarType reduce_type(at::ScalarType own, const MixedPrecision& precision) 
   return c10::isFloatingType(own) ? precision.reduce_dtype.value_or(computed) : computed;
 }
 
+bool has_sparse_gradients(const torch::nn::Module& module) {
+  if (const auto* table = module.as<torch::nn::EmbeddingImpl>()) return table->options.sparse();
+  if (const auto* bag = module.as<torch::nn::EmbeddingBagImpl>()) return bag->options.sparse();
+  return false;
+}
+
+// Which of `params` only tables with sparse gradients have, as PyTorch's DistributedDataParallel
+// finds them. Other gradients of a parameter that another module has too make the sum dense.
+std::vector<bool> sparse_ones(const std::vector<UnitParam>& params,
+                              const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  std::unordered_set<const c10::TensorImpl*> sparse, dense;
+  for (const auto& module : modules) {
+    for (const auto& below : module->modules()) {
+      auto& found = has_sparse_gradients(*below) ? sparse : dense;
+      for (const auto& parameter : below->parameters(/*recurse=*/false))
+        found.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<bool> flags;
+  for (const auto& param : params) {
+    const auto* impl = param.full.unsafeGetTensorImpl();
+    flags.push_back(sparse.contains(impl) && !dense.contains(impl));
+  }
+  return flags;
+}
+
 void require_floating(const MixedPrecision& precision) {
   for (const auto& [name, dtype] : {std::pair("param_dtype", precision.param_dtype),
                                     {"reduce_dtype", precision.reduce_dtype},
@@ -347,10 +373,15 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
 std::unique_ptr<BucketReducer> Unit::make_buckets(const UnitSpec& spec, at::ScalarType dtype,
                                                   double divisor) {
   const auto mesh = spec.replicate.value_or(spec.mesh);
+  // FSDP1 has flat gradients.
+  const bool may_be_sparse = geometry_ == Geometry::rows;
   return std::make_unique<BucketReducer>(
       params_, BucketReducerOptions{.ranks = spec.mesh.size(),
+                                    .mesh = mesh,
                                     .transport = state_of(mesh)->transport.get(),
                                     .buckets = spec.buckets,
+                                    .sparse = may_be_sparse ? sparse_ones(params_, modules())
+                                                            : std::vector<bool>(params_.size()),
                                     .dtype = dtype,
                                     .divisor = divisor});
 }
