@@ -21,7 +21,7 @@ ROOMS = {
     "storage": ["memory", "posix", "cache", "http", "s3"],
     "comm": ["same_host"],
     "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "together", "check", "run", "staged"],
-    "fsdp": ["plan", "unit", "step", "deferred", "wrap", "state", "testing"],
+    "fsdp": ["plan", "unit", "step", "deferred", "wrap", "modules", "state", "testing"],
 }
 
 # Every format works on every store because neither knows the other; nothing builds on the command.
@@ -41,7 +41,7 @@ HEADERS = {
     "collectives.h": "torch", "distributed_sampler.h": "torch", "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch", "tensor_value.h": "torch",
     "grad_scaler.h": "optim", "lr_scheduler.h": "optim", "norms.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim", "param_groups.h": "optim",
     "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "fsdp.h": "fsdp", "join.h": "fsdp",
-    "optimizer_in_backward.h": "fsdp", "shard_options.h": "fsdp", "trace.h": "fsdp",
+    "optimizer_in_backward.h": "fsdp", "shard_options.h": "fsdp", "sync_batchnorm.h": "fsdp", "trace.h": "fsdp",
     "unit_controls.h": "fsdp", "detail": "fsdp",
     "snapshot.h": "optim_state", "training_state.h": "optim_state", "tessera.h": "optim_state",
     "pytorch/comm_hooks.h": "fsdp", "pytorch/full_params.h": "fsdp",

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/fork.h"
@@ -12,6 +11,7 @@
 #include "torch/c10_error.h"
 #include "torch/compat.h"
 #include "torch/defined.h"
+#include "torch/kept_mesh.h"
 #include "torch/mesh_state.h"
 #include "torch/tensor.h"
 
@@ -77,18 +77,6 @@ torch::Tensor scattered_sum(const torch::Tensor& tensor, MeshState& state) {
   return sum;
 }
 
-struct MeshHolder : torch::CustomClassHolder {
-  explicit MeshHolder(Mesh held) : mesh(std::move(held)) {}
-  Mesh mesh;
-};
-void keep_mesh(AutogradContext& context, const Mesh& mesh) {
-  context.saved_data["mesh"] = c10::IValue::make_capsule(c10::make_intrusive<MeshHolder>(mesh));
-}
-Mesh mesh_in(AutogradContext& context) {
-  const auto holder = context.saved_data["mesh"].toCapsule();
-  return static_cast<const MeshHolder&>(*holder).mesh;
-}
-
 // Each is the backward of the other.
 struct AllGather : torch::autograd::Function<AllGather> {
   static torch::Tensor forward(AutogradContext* context, const torch::Tensor& tensor,
@@ -107,7 +95,7 @@ torch::Tensor AllGather::forward(AutogradContext* context, const torch::Tensor& 
   return gathered(tensor, *state_of(mesh));
 }
 variable_list AllGather::backward(AutogradContext* context, const variable_list& gradients) {
-  return {SumOfParts::apply(gradients[0], mesh_in(*context)), {}};
+  return {SumOfParts::apply(gradients[0], kept_mesh(*context)), {}};
 }
 
 torch::Tensor SumOfParts::forward(AutogradContext* context, const torch::Tensor& tensor,
@@ -116,7 +104,7 @@ torch::Tensor SumOfParts::forward(AutogradContext* context, const torch::Tensor&
   return scattered_sum(tensor, *state_of(mesh));
 }
 variable_list SumOfParts::backward(AutogradContext* context, const variable_list& gradients) {
-  return {AllGather::apply(gradients[0], mesh_in(*context)), {}};
+  return {AllGather::apply(gradients[0], kept_mesh(*context)), {}};
 }
 
 }  // namespace

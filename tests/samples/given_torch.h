@@ -33,6 +33,7 @@
 #include "tessera/pytorch/wrap_scope.h"
 #include "tessera/random_state.h"
 #include "tessera/snapshot.h"
+#include "tessera/sync_batchnorm.h"
 #include "tessera/tensor_value.h"
 #include "tessera/trace.h"
 #include "tessera/training_state.h"
