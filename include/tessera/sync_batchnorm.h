@@ -13,6 +13,13 @@
 // and be empty on some ranks. In eval() nothing travels, as in training on a mesh of one rank,
 // where it is torch::nn::BatchNorm.
 //
+// The running statistics of a plain BatchNorm are each rank's own, as in PyTorch. fully_shard,
+// FSDP1 and replicate leave buffers alone; DistributedDataParallel gives all ranks rank 0's before
+// each forward, which changes them. Of buffers that differ, saves of a TrainingState and a
+// Checkpointer take rank 0's, and warn once in each save; SaveOptions::copies can refuse or keep
+// them instead. The model keeps what it has, and state dicts have each rank's own. sync_buffers()
+// of tessera/fsdp.h gives all ranks rank 0's. With SyncBatchNorm they do not differ.
+//
 // In training all ranks call the same modules in the same order and go backward through them; ranks
 // that differ get `mismatch` or `timeout`. That holds for evaluations in training mode, too, and
 // for a rank whose batches have come to an end.

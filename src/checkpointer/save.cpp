@@ -10,6 +10,7 @@
 #include "checkpointer/hybrid_mesh.h"
 #include "checkpointer/kinds.h"
 #include "checkpointer/save_tree.h"
+#include "fsdp/state/rank0_buffers.h"
 #include "tessera/checkpointer.h"
 #include "tessera/error.h"
 #include "tessera/upload.h"
@@ -49,6 +50,8 @@ SaveResult Checkpointer::save_checkpoint(const Location& dir, ModuleRef model, O
                        model, optim, {restored_groups_, restored_orders_, options_.group_options})},
          {"train", trainer_state}});
   });
+  auto& state = tree.at("model");
+  state = detail::with_rank0_buffers(state, model, options.copies, group_);
   auto& optimizer = tree.at("optim");
   optimizer.set_item("state", detail::with_absent_states(optimizer.at("state"), model, group_));
   options.olmo.config = options_.config;

@@ -8,6 +8,7 @@
 #include "checkpoint/open/kinds.h"
 #include "comm/text.h"
 #include "comm/whereabouts.h"
+#include "fsdp/state/rank0_buffers.h"
 #include "fsdp/unit/registry.h"
 #include "optim_state/training_load.h"
 #include "tessera/error.h"
@@ -94,7 +95,13 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
     if (group.size() > 1) tensors = described_tensors(state);
     tree = detail::tree_to_save(state, group.rank());
   });
-  if (group.size() > 1) require_same_tensors(tensors, group);
+  if (group.size() > 1) {
+    for (const auto& [one, place] : detail::placed(state)) {
+      auto& model = detail::at(tree, detail::below(place, detail::kModel));
+      model = detail::with_rank0_buffers(model, one.model(), options.copies, group);
+    }
+    require_same_tensors(tensors, group);
+  }
   return save(tree, where, options, group);
 }
 

@@ -57,7 +57,7 @@ struct FullStateOptions {
 
 // Parameters and buffers as Python's state_dict() has them for the module without sharding: its
 // names, its order, copies of its values. A tensor that modules share is under each of its names.
-// One unit at a time is gathered. Collective.
+// Buffers are this rank's own. One unit at a time is gathered. Collective.
 using FullState = torch::OrderedDict<std::string, torch::Tensor>;
 [[nodiscard]] FullState full_state_dict(ModuleRef module, const FullStateOptions& options = {});
 // The reverse: every rank gives the whole dict and takes its own part. Throws `mismatch` naming a
