@@ -40,7 +40,7 @@ HEADERS = {
     "group_checkpoint.h": "checkpoint", "optimizer_state.h": "checkpoint", "parameter_names.h": "checkpoint", "restore.h": "checkpoint", "run_directory.h": "checkpoint", "olmo_save.h": "checkpoint", "safetensors_set.h": "checkpoint", "save_part.h": "checkpoint", "state_digests.h": "checkpoint", "stateful.h": "checkpoint", "trainer_state.h": "checkpoint", "upload.h": "checkpoint", "verify.h": "checkpoint",
     "collectives.h": "torch", "distributed_sampler.h": "torch", "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch", "tensor_value.h": "torch",
     "grad_scaler.h": "optim", "lr_scheduler.h": "optim", "norms.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim", "param_groups.h": "optim",
-    "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "fsdp.h": "fsdp", "join.h": "fsdp",
+    "activation_checkpoint.h": "fsdp", "buffers.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "fsdp.h": "fsdp", "join.h": "fsdp",
     "optimizer_in_backward.h": "fsdp", "shard_options.h": "fsdp", "sync_batchnorm.h": "fsdp", "trace.h": "fsdp",
     "unit_controls.h": "fsdp", "detail": "fsdp",
     "snapshot.h": "optim_state", "training_state.h": "optim_state", "tessera.h": "optim_state",

@@ -10,6 +10,7 @@
 
 #include "samples/given_core.h"
 #include "tessera/activation_checkpoint.h"
+#include "tessera/buffers.h"
 #include "tessera/checkpointer.h"
 #include "tessera/collectives.h"
 #include "tessera/ddp.h"

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fsdp/unit/persistence.h"
 #include "tessera/value.h"
 
 namespace tessera::detail {
@@ -16,16 +17,17 @@ struct StateEntry {
   at::Tensor tensor;
 };
 
-// A module's own parameters, its buffers, then its children; those without a tensor are left out.
+// A module's own parameters, its buffers, then its children. Those without a tensor are left out,
+// and buffers that are not persistent.
 inline void append_state_entries(const torch::nn::Module& module, const std::string& prefix,
                                  std::vector<StateEntry>& into) {
-  const auto append = [&](const auto& entries) {
-    for (const auto& entry : entries) {
-      if (entry.value().defined()) into.push_back({prefix + entry.key(), entry.value()});
-    }
-  };
-  append(module.named_parameters(false));
-  append(module.named_buffers(false));
+  for (const auto& entry : module.named_parameters(false)) {
+    if (entry.value().defined()) into.push_back({prefix + entry.key(), entry.value()});
+  }
+  for (const auto& entry : module.named_buffers(false)) {
+    if (entry.value().defined() && is_persistent(entry.value(), entry.key()))
+      into.push_back({prefix + entry.key(), entry.value()});
+  }
   for (const auto& child : module.named_children())
     append_state_entries(*child.value(), prefix + child.key() + ".", into);
 }
