@@ -19,7 +19,7 @@ Error error_of(F&& call) {
 
 template <typename F>
 ErrorCode code_of(F&& call) {
-  return error_of(call).code();
+  return tessera::error_of(call).code();
 }
 
 }  // namespace tessera

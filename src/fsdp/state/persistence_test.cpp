@@ -101,7 +101,7 @@ TEST(PersistentBuffers, PythonsFileFillsTheOthers) {
   auto whole = full_state_dict(net);
   load_full_state_dict(net, whole);
   whole.insert("mask", torch::zeros({2, 2}));
-  EXPECT_EQ(error_of([&] { load_full_state_dict(net, whole); }).key(), "mask");
+  EXPECT_EQ(tessera::error_of([&] { load_full_state_dict(net, whole); }).key(), "mask");
 }
 
 TEST(PersistentBuffers, AreBuffersInAllElse) {
@@ -131,8 +131,10 @@ TEST(PersistentBuffers, SettingsChangeAndAreAskedFor) {
   EXPECT_EQ(keys(model_state(rotary)), (std::vector<std::string>{"angles", "offset"}));
   set_persistent(*rotary, "offset", false);
   EXPECT_EQ(keys(model_state(rotary)), std::vector<std::string>{"angles"});
-  EXPECT_EQ(error_of([&] { set_persistent(*rotary, "none", true); }).code(), ErrorCode::not_found);
-  EXPECT_EQ(error_of([&] { static_cast<void>(is_persistent(*rotary, "none")); }).key(), "none");
+  EXPECT_EQ(tessera::error_of([&] { set_persistent(*rotary, "none", true); }).code(),
+            ErrorCode::not_found);
+  EXPECT_EQ(tessera::error_of([&] { static_cast<void>(is_persistent(*rotary, "none")); }).key(),
+            "none");
   tessera::register_buffer(*rotary, "undefined", {}, false);
   EXPECT_EQ(keys(model_state(rotary)), std::vector<std::string>{"angles"});
 }
