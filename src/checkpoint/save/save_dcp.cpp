@@ -445,6 +445,7 @@ class Saver final : public DcpSave {
     for (const Leaf& leaf : leaves_) own.insert(leaf.name);
     for (const PlannedLeaf& leaf : plan_->leaves())
       if (!own.contains(leaf.name)) all.push_back({leaf.name, leaf.path, Value()});
+    drop_filled_dicts(all);
     return encode_types(all);
   }
 

@@ -290,6 +290,13 @@ void insert_empty_dicts(const Json& items, std::vector<Leaf>& leaves) {
   leaves = std::move(all);
 }
 
+// Of steps whose texts may hold anything but a NUL.
+std::string way_of(std::span<const PathPart> path) {
+  std::string way;
+  for (const PathPart& part : path) way += step_text(part) + '\0';
+  return way;
+}
+
 void require_known_version(const Json& json, const std::string& what) {
   const int version = json.at("version").get<int>();
   if (version < kVersion || version > kNewestVersion)
@@ -473,6 +480,18 @@ bool is_empty_dict(const Leaf& leaf) {
   return leaf.value.is(Value::Kind::dict) && leaf.value.size() == 0;
 }
 
+void drop_filled_dicts(std::vector<Leaf>& leaves) {
+  if (std::ranges::none_of(leaves, is_empty_dict)) return;
+  std::unordered_set<std::string> ways;  // to whatever has leaves below it
+  for (const Leaf& leaf : leaves) {
+    for (std::size_t depth = 1; depth < leaf.path.size(); ++depth)
+      ways.insert(way_of(std::span(leaf.path).first(depth)));
+  }
+  std::erase_if(leaves, [&](const Leaf& leaf) {
+    return is_empty_dict(leaf) && ways.contains(way_of(leaf.path));
+  });
+}
+
 std::string encode_types(const std::vector<Leaf>& leaves) {
   JsonWriter tree = begun_tree(kVersion);
   for (std::size_t i = 0; i < leaves.size(); ++i) append_type(tree, leaves[i], i);
@@ -486,6 +505,7 @@ void add_types(const std::string& text, std::vector<Leaf>& leaves) {
   with_tree(text, "the side file's tree", [&leaves](const Json& tree) {
     insert_empty_dicts(tree.at("leaves"), leaves);
     decode_types(tree.at("leaves"), leaves);
+    drop_filled_dicts(leaves);
     add_containers(tree.at("containers"), leaves);
   });
 }

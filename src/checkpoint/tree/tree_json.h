@@ -36,6 +36,10 @@ void for_each_archive(const std::map<std::string, std::string>& metadata,
 // take the whole for a checkpoint of before torch 2.4.
 [[nodiscard]] bool is_empty_dict(const Leaf& leaf);
 
+// Takes away the empty dicts that have leaves below them: another rank has filled what is empty on
+// rank 0.
+void drop_filled_dicts(std::vector<Leaf>& leaves);
+
 // The types alone, and the empty dicts, for leaves whose names and paths, of strings and indices,
 // are known. Attributes of tensors that hold other tensors are left out.
 [[nodiscard]] std::string encode_types(const std::vector<Leaf>& leaves);
