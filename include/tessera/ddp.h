@@ -35,8 +35,9 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 namespace detail {
-// The next backward reduces the gradients of the unit of `module`.
-[[nodiscard]] bool reduces_gradients(ModuleRef module);
+// Whether a forward of the unit of `module` begins a step: the one before it was not under NoSync.
+// Ask once for each forward.
+[[nodiscard]] bool begins_step(ModuleRef module);
 }  // namespace detail
 
 struct DistributedDataParallelOptions : ReplicateOptions {
@@ -58,10 +59,8 @@ class DistributedDataParallel {
 
   template <typename... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
-    if (module()->is_training()) {
-      const bool begins_step = std::exchange(begins_step_, detail::reduces_gradients(module()));
-      if (broadcast_buffers_ && begins_step) sync_buffers(module(), mesh_);
-    }
+    if (broadcast_buffers_ && module()->is_training() && detail::begins_step(module()))
+      sync_buffers(module(), mesh_);
     return call_module(module(), std::forward<Arguments>(arguments)...);
   }
 
@@ -76,7 +75,6 @@ class DistributedDataParallel {
   detail::WrappedModule<Holder> module_;
   Mesh mesh_;
   bool broadcast_buffers_;
-  bool begins_step_ = true;  // the next forward in training
 };
 
 }  // namespace tessera

@@ -343,5 +343,22 @@ TEST(ReplicateFrozen, BetweenTwoForwards) {
   });
 }
 
+// One rank failed under NoSync and another in a forward that reduces: afterwards both begin a step.
+TEST(DistributedDataParallel, AbandonedStepsBeginAnewOnAllRanks) {
+  run_mesh(2, [](Mesh& mesh) {
+    nn::Sequential net(nn::Linear(3, 3), nn::BatchNorm1d(3));
+    DistributedDataParallel<nn::Sequential> model(net, mesh, {{.uneven_micro_batches = true}});
+    const auto step = [&] { model(torch::ones({4, 3}) * (mesh.rank() + 1)).sum().backward(); };
+    step();
+    {
+      std::optional<NoSync> quiet;
+      if (mesh.rank() == 0) quiet.emplace(model.module());
+      static_cast<void>(model(torch::ones({4, 3})));
+    }
+    abandon_step(model.module());
+    EXPECT_NO_THROW(step());
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -501,6 +501,7 @@ void Root::abandon_step() {
     unit->forget_gradients();
     entry.pinned = false;
     entry.is_kept = false;
+    entry.begins_step = true;
     entry.backwards_due = 0;
   }
   leaves_gradients_ = false;

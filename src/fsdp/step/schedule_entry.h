@@ -25,6 +25,7 @@ struct ScheduleEntry final : UnitSchedule {
   // What the user asked for.
   bool pinned = false;                 // unshard() was called: it stays gathered until reshard()
   bool sync_gradients = true;          // its backward reduces; otherwise the gradients are kept
+  bool begins_step = true;             // of the next forward, for DistributedDataParallel
   bool sync_replicas = true;           // a reduction goes over the copies too
   bool unshard_in_backward = true;     // its backward needs the parameters
   bool uneven_micro_batches = false;   // ranks may differ in backwards that do not reduce

@@ -144,8 +144,9 @@ void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse) {
   }
 }
 
-bool detail::reduces_gradients(ModuleRef module) {
-  return entry_of(*find_unit(&module.get())).sync_gradients;
+bool detail::begins_step(ModuleRef module) {
+  auto& entry = entry_of(*find_unit(&module.get()));
+  return std::exchange(entry.begins_step, entry.sync_gradients);
 }
 
 NoSync::NoSync(ModuleRef module) {
