@@ -125,8 +125,11 @@ at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced
 std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters,
                                 const Reduced& what) {
   const auto count = size(parameters);
+  const auto numbers_of = [&](const at::Tensor& end) {
+    return end.is_complex() ? at::real(end) : end;
+  };
   const auto trailer =
-      sum.narrow(0, sum.numel() - count, count).to(at::kCPU, at::kDouble).contiguous();
+      numbers_of(sum.narrow(0, sum.numel() - count, count)).to(at::kCPU, at::kDouble).contiguous();
   const auto* numbers = trailer.const_data_ptr<double>();
   require_same_reduced(what, numbers + parameters);
   std::vector<bool> present;
