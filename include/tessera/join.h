@@ -16,12 +16,15 @@
 //
 // The stand-in may be any batch that the model takes, such as the last one. A rank that never has
 // any input needs one too: zeros of the right shape and dtype. Its loss and gradients may be
-// infinite or NaN. What a stand-in changes in the model's buffers (running statistics) is put back
-// by the next call of `next`. With DistributedDataParallel, whose buffers are rank 0's, these stay
-// as rank 0's last batch left them. Three things are the caller's:
+// infinite or NaN, and it calls the same units as the batches of others. In SyncBatchNorm it does
+// not count either. What it changes in other buffers (running statistics) is put back by the next
+// call of `next`, or by restore_buffers(): call that before a save or an evaluation in the loop. So
+// buffers are what each rank's own last batch left; sync_buffers() of tessera/fsdp.h gives all
+// ranks rank 0's. Four things are the caller's:
 // - The loss of a stand-in is a number like any other: leave it out of what is logged.
 // - Where a loss takes tensors of other ranks (all_gather), a stand-in must be left out of it.
 // - A parameter that no rank but those with a stand-in used gets a gradient of zeros, not none.
+// - A model has one Join at a time.
 #pragma once
 
 #include <memory>
@@ -43,8 +46,8 @@ struct JoinOptions {
 
 class [[nodiscard]] Join {
  public:
-  // For all parameters and buffers that `models` have now, sharded or to be sharded. `mesh`: all
-  // ranks that train them, of a HybridMesh `all`.
+  // For all parameters and buffers that `models` have now, sharded or to be sharded; they must
+  // outlive this. `mesh`: all ranks that train them, of a HybridMesh `all`.
   Join(const std::vector<ModuleRef>& models, const Mesh& mesh, const JoinOptions& options = {});
   // Puts buffers back, too. From then on every batch counts.
   ~Join();
@@ -55,6 +58,8 @@ class [[nodiscard]] Join {
   // some: one batch, or several that are accumulated. Call it between a step and the next forward.
   // Collective.
   [[nodiscard]] bool next(bool has_input);
+  // Gives buffers the values from before this rank's stand-in. Local.
+  void restore_buffers();
 
  private:
   struct Impl;

@@ -21,8 +21,8 @@
 // of tessera/fsdp.h gives all ranks rank 0's. With SyncBatchNorm they do not differ.
 //
 // In training all ranks call the same modules in the same order and go backward through them; ranks
-// that differ get `mismatch` or `timeout`. That holds for evaluations in training mode, too, and
-// for a rank whose batches have come to an end.
+// that differ get `mismatch` or `timeout`. That holds for evaluations in training mode, too. A rank
+// whose batches have come to an end goes on with stand-ins: Join of tessera/join.h.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -72,6 +72,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   torch::nn::BatchNormOptions options;
   torch::Tensor weight, bias;
   torch::Tensor running_mean, running_var, num_batches_tracked;
+  // Whether this rank's batches count among those of all. Join (join.h) clears it for a stand-in.
+  bool counts = true;
 
  private:
   void enter(const torch::Tensor& scale, const torch::Tensor& shift, const torch::Tensor& mean,

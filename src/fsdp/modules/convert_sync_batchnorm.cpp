@@ -88,7 +88,9 @@ class Conversion {
   void look_below(nn::Module& module, const std::string& prefix) {
     auto* parent = dynamic_cast<nn::SequentialImpl*>(&module);
     for (const auto& child : module.named_children()) {
-      if (parent == nullptr) {
+      // A class of the program's own may have others beside what its slots call.
+      const auto is_called = [&](const nn::AnyModule& slot) { return slot.ptr() == child.value(); };
+      if (parent == nullptr || !std::ranges::any_of(*parent, is_called)) {
         look_at(*child.value(), prefix + child.key(), nullptr);
       } else {
         const Entry entry{*parent, child.key(), child.value()};

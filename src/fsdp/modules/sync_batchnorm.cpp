@@ -48,12 +48,13 @@ struct Statistics {
   torch::Tensor count;           // one number
 };
 
-// An empty batch has the weight 0, and so has whatever stands beside its count.
-Statistics statistics_of_all(const torch::Tensor& input, const Mesh& mesh) {
+// An empty batch has the weight 0, and so has one that does not count: of these nothing is said,
+// since zero times infinity is NaN.
+Statistics statistics_of_all(const torch::Tensor& input, bool counts_here, const Mesh& mesh) {
   const auto channels = input.size(1);
   const auto options = input.options().dtype(at::kDouble).requires_grad(false);
   auto mine = torch::zeros({2 * channels + 1}, options);
-  if (input.numel() > 0) {
+  if (input.numel() > 0 && counts_here) {
     const auto [variance, mean] =
         torch::var_mean(input.to(wide_type(input)), reduced_dimensions(input), /*correction=*/0);
     const auto count = static_cast<double>(input.numel() / channels);
@@ -86,6 +87,7 @@ void blend(const torch::Tensor& running, const torch::Tensor& fresh, const torch
 struct Normalization {
   Statistics all;
   double eps;
+  bool counts;  // the batch of this rank, in the statistics
   Mesh mesh;
 };
 
@@ -109,6 +111,7 @@ torch::Tensor NormalizeTogether::forward(AutogradContext* context, const torch::
   context->save_for_backward(
       {input, weight, mean, (all.variance + by.eps).rsqrt().to(type), all.count});
   context->saved_data["input"] = input.requires_grad();
+  context->saved_data["counts"] = by.counts;
   context->saved_data["bias"] = bias.defined() ? c10::IValue(bias.scalar_type()) : c10::IValue();
   keep_mesh(*context, by.mesh);
   if (input.numel() == 0) return torch::empty_like(input);
@@ -136,7 +139,8 @@ variable_list NormalizeTogether::backward(AutogradContext* context,
   if (const auto& bias = context->saved_data["bias"]; !bias.isNone())
     results[2] = sums[0].to(bias.toScalarType());
   if (!context->saved_data["input"].toBool()) return results;
-  sums = sums.clone();  // the gradient of the bias is a part of it
+  // The gradient of the bias is a part of it.
+  sums = context->saved_data["counts"].toBool() ? sums.clone() : torch::zeros_like(sums);
   kept_mesh(*context).all_reduce_sum(sums);
   const auto means = sums / saved[4].clamp_min(1).to(type);
   const auto scale = weight.defined() ? invstd * weight.to(type) : invstd;
@@ -260,7 +264,7 @@ torch::Tensor SyncBatchNormImpl::normalize_together(const torch::Tensor& input, 
   Statistics all;
   {
     const torch::NoGradGuard no_grad;
-    all = statistics_of_all(input.detach(), *mesh_);
+    all = statistics_of_all(input.detach(), counts, *mesh_);
     // A device would have to be waited for.
     if (all.count.is_cpu() && all.count.item<double>() == 1) throw_single();
     if (running_mean.defined()) {
@@ -273,7 +277,7 @@ torch::Tensor SyncBatchNormImpl::normalize_together(const torch::Tensor& input, 
     return parameter.defined() ? NormalizeTogether::Optional(parameter) : std::nullopt;
   };
   return NormalizeTogether::apply(input, given(weight), given(bias),
-                                  Normalization{all, options.eps(), *mesh_});
+                                  Normalization{all, options.eps(), counts, *mesh_});
 }
 
 }  // namespace tessera

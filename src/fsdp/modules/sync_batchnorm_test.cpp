@@ -220,11 +220,17 @@ TEST_P(SyncBatchNormTest, RefusesWhatItCannotDo) {
     run(ranks, [&](Mesh& mesh) {
       SyncBatchNorm norm(kChannels, mesh), without(kChannels);
       EXPECT_EQ(code_of([&] { norm(torch::zeros({kChannels})); }), ErrorCode::invalid_argument);
-      EXPECT_THAT(error_of([&] { norm(torch::zeros({2, 4})); }).what(), HasSubstr("3 channels"));
-      EXPECT_THAT(error_of([&] { without(torch::zeros({2, 3})); }).what(), HasSubstr("no mesh"));
+      EXPECT_THAT(tessera::error_of([&] {
+                    norm(torch::zeros({2, 4}));
+                  }).what(),
+                  HasSubstr("3 channels"));
+      EXPECT_THAT(tessera::error_of([&] {
+                    without(torch::zeros({2, 3}));
+                  }).what(),
+                  HasSubstr("no mesh"));
       EXPECT_EQ(norm->num_batches_tracked.item<int>(), 0);
       const auto rows = mesh.rank() == 0 ? 1 : 0;
-      EXPECT_THAT(error_of([&] {
+      EXPECT_THAT(tessera::error_of([&] {
                     norm(torch::zeros({rows, kChannels}));
                   }).what(),
                   HasSubstr("one value per channel"));
@@ -444,12 +450,21 @@ struct OwnNormImpl : nn::BatchNorm1dImpl {
 };
 TORCH_MODULE(OwnNorm);
 
+// A Sequential that has a member beside its slots.
+struct WithMemberImpl : nn::SequentialImpl {
+  nn::BatchNorm1d norm{nullptr};
+  WithMemberImpl() : nn::SequentialImpl(nn::Linear(2, 2)) {
+    norm = register_module("norm", nn::BatchNorm1d(2));
+  }
+};
+TORCH_MODULE(WithMember);
+
 TEST(ConvertSyncBatchNorm, NamesWhatItCannotExchangeAndChangesNothing) {
   const Mesh mesh;
   NormPart good(nn::BatchNorm1d(2));
   ConvNet<nn::BatchNorm1d> members([] { return nn::BatchNorm1d(kChannels); });
   nn::Sequential net(good, members);
-  const auto error = error_of([&] { convert_sync_batchnorm(net, mesh); });
+  const auto error = tessera::error_of([&] { convert_sync_batchnorm(net, mesh); });
   EXPECT_EQ(error.code(), ErrorCode::unsupported);
   EXPECT_EQ(error.key(), "1.first.norm");
   EXPECT_THAT(error.what(), HasSubstr("1 more"));
@@ -457,11 +472,14 @@ TEST(ConvertSyncBatchNorm, NamesWhatItCannotExchangeAndChangesNothing) {
   EXPECT_NE(good->named_children()["0"]->as<nn::BatchNorm1d>(), nullptr);
 
   const nn::Sequential own(OwnNorm(2));
-  EXPECT_EQ(error_of([&] { convert_sync_batchnorm(own, mesh); }).key(), "0");
+  EXPECT_EQ(tessera::error_of([&] { convert_sync_batchnorm(own, mesh); }).key(), "0");
   const nn::BatchNorm1d alone(2);
   EXPECT_EQ(code_of([&] { convert_sync_batchnorm(alone, mesh); }), ErrorCode::unsupported);
   const nn::ModuleList list(nn::BatchNorm1d(2));
-  EXPECT_EQ(error_of([&] { convert_sync_batchnorm(list, mesh); }).key(), "0");
+  EXPECT_EQ(tessera::error_of([&] { convert_sync_batchnorm(list, mesh); }).key(), "0");
+
+  const WithMember derived;
+  EXPECT_EQ(tessera::error_of([&] { convert_sync_batchnorm(derived, mesh); }).key(), "norm");
 
   const nn::Sequential sharded(nn::BatchNorm1d(2));
   fully_shard(sharded, mesh);

@@ -1,5 +1,6 @@
 #include "tessera/join.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -8,14 +9,16 @@
 #include <utility>
 
 #include "comm/whereabouts.h"
+#include "fsdp/unit/registry.h"
 #include "tessera/error.h"
+#include "tessera/sync_batchnorm.h"
 
 namespace tessera {
 namespace {
 
-// Zeros are made, not multiplied: zero times infinity is NaN.
+// Zeros are made, not multiplied: zero times infinity is NaN. What has no gradient has none.
 torch::Tensor weighted(const torch::Tensor& gradient, double weight) {
-  if (weight == 1) return gradient;
+  if (weight == 1 || !gradient.defined()) return gradient;
   return weight == 0 ? torch::zeros_like(gradient) : gradient * weight;
 }
 
@@ -32,15 +35,17 @@ struct Join::Impl {
 
   Mesh mesh;
   JoinOptions options;
+  std::vector<ModuleRef> models;
   std::vector<torch::Tensor> parameters, buffers;  // each once
+  std::vector<SyncBatchNormImpl*> norms;           // the buffers of which are alike on all ranks
   // Of what this rank runs backward. Its hooks have it too.
   std::shared_ptr<double> weight = std::make_shared<double>(1.0);
   std::vector<Watched> watched;
   std::unordered_set<const c10::TensorImpl*> is_watched;
   std::vector<Kept> kept;  // while a stand-in runs
 
-  Impl(const std::vector<ModuleRef>& models, Mesh ranks, const JoinOptions& wanted)
-      : mesh(std::move(ranks)), options(wanted) {
+  Impl(const std::vector<ModuleRef>& joined, Mesh ranks, const JoinOptions& wanted)
+      : mesh(std::move(ranks)), options(wanted), models(joined) {
     std::unordered_set<const c10::TensorImpl*> seen;
     const auto take = [&](const std::vector<torch::Tensor>& tensors, auto& into) {
       for (const auto& tensor : tensors) {
@@ -48,6 +53,13 @@ struct Join::Impl {
           into.push_back(tensor);
       }
     };
+    for (const auto& model : models) {
+      for (const auto& module : model.get().modules(/*include_self=*/false)) take_norm(*module);
+      take_norm(model.get());
+    }
+    for (const auto* norm : norms) {
+      for (const auto& buffer : norm->buffers()) seen.insert(buffer.unsafeGetTensorImpl());
+    }
     for (const auto& model : models) {
       take(model.get().parameters(), parameters);
       take(model.get().buffers(), buffers);
@@ -65,8 +77,22 @@ struct Join::Impl {
     }
   }
 
+  void take_norm(const torch::nn::Module& module) {
+    auto* norm = const_cast<SyncBatchNormImpl*>(dynamic_cast<const SyncBatchNormImpl*>(&module));
+    if (norm != nullptr) norms.push_back(norm);
+  }
+
+  // A stand-in counts in no statistics of all ranks.
+  void set_counts(bool counts) {
+    for (auto* norm : norms) norm->counts = counts;
+  }
+
+  // An expanded one has elements in common: no operator writes to it.
   void keep_buffers() {
-    for (const auto& buffer : buffers) kept.push_back({buffer, buffer.detach().clone()});
+    for (const auto& buffer : buffers) {
+      if (at::has_internal_overlap(buffer) != at::MemOverlap::Yes)
+        kept.push_back({buffer, buffer.detach().clone()});
+    }
   }
 
   void put_buffers_back() {
@@ -92,15 +118,22 @@ Join::Join(const std::vector<ModuleRef>& models, const Mesh& mesh, const JoinOpt
     : impl_(std::make_unique<Impl>(models, mesh, options)) {}
 
 Join::~Join() {
-  impl_->put_buffers_back();
+  restore_buffers();
+  impl_->set_counts(true);
   for (const auto& [parameter, hook] : impl_->watched) parameter.remove_hook(hook);
+}
+
+void Join::restore_buffers() {
+  impl_->put_buffers_back();
 }
 
 bool Join::next(bool has_input) {
   auto& join = *impl_;
   join.put_buffers_back();
+  for (const auto& model : join.models) detail::refresh_units(model.get());
   const int active = join.count(has_input);
   *join.weight = 1;
+  join.set_counts(has_input || active == 0);
   if (active == 0) return false;
   join.require_all(active);
   if (!has_input) {

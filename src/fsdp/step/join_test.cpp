@@ -23,6 +23,7 @@
 #include "tessera/optim.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/sync_batchnorm.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 
@@ -286,6 +287,125 @@ TEST(Join, StandInsLeaveBuffersAsTheyWere) {
       seen = means();
     }
     EXPECT_TRUE(torch::equal(means(), mesh.rank() == 0 ? seen : before));
+  });
+}
+
+// Also at once, and those that nothing has changed may be views that nobody can write.
+TEST(Join, BuffersComeBackWhenTheyAreAskedFor) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = nn::Sequential(nn::Linear(4, 4), nn::BatchNorm1d(4));
+    net->to(torch::kDouble);
+    net->register_buffer("mask", torch::ones({1, 1}).expand({4, 4}));
+    replicate(net, mesh);
+    const auto before = net->named_buffers()["1.running_mean"].clone();
+    Join join({net}, mesh);
+    ASSERT_TRUE(join.next(mesh.rank() == 0));
+    call_module(net, join_input(mesh.rank(), 0)).square().mean().backward();
+    join.restore_buffers();
+    EXPECT_EQ(torch::equal(net->named_buffers()["1.running_mean"], before), mesh.rank() == 1);
+  });
+}
+
+// Frozen and thawed between two batches through what the optimizer has.
+TEST(Join, StandInsOfThawedParametersCountNothing) {
+  for (const auto kind : {JoinKind::fully_shard, JoinKind::original, JoinKind::replicate}) {
+    run_mesh(2, [&](Mesh& mesh) {
+      const auto gradient = [&](bool is_thawed) {
+        auto layers = join_layers();
+        wrap_layers(layers, mesh, kind);
+        const auto parameters = sharded_parameters(layers);
+        Join join({layers}, mesh);
+        const auto step = [&](bool has_input) {
+          EXPECT_TRUE(join.next(has_input));
+          call_module(layers, join_input(mesh.rank(), 0)).square().mean().backward();
+        };
+        for (const auto& parameter : parameters) {
+          if (is_thawed)
+            torch::Tensor(parameter.local).requires_grad_(parameter.name() != "up.weight");
+        }
+        if (is_thawed) step(true);
+        layers->zero_grad();
+        for (const auto& parameter : parameters) {
+          torch::Tensor(parameter.local).mutable_grad() = torch::Tensor();
+          torch::Tensor(parameter.local).requires_grad_(true);
+        }
+        step(mesh.rank() == 0);
+        double sum = 0;
+        for (const auto& parameter : parameters) {
+          const auto& mine = parameter.local.grad();
+          if (mine.defined()) sum += mine.sum().item<double>();
+        }
+        return kind == JoinKind::replicate ? sum : mesh.all_reduce_sum(sum);
+      };
+      EXPECT_NEAR(gradient(true), gradient(false), 1e-12);
+    });
+  }
+}
+
+// A function that gives no gradient gives none to a stand-in.
+struct NoGradient : torch::autograd::Function<NoGradient> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    return {torch::Tensor()};
+  }
+};
+
+struct HalfLearningImpl : nn::Module {
+  nn::Linear up{nullptr}, down{nullptr};
+  HalfLearningImpl() {
+    up = register_module("up", nn::Linear(4, 5));
+    down = register_module("down", nn::Linear(5, 3));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return down(NoGradient::apply(up(x))); }
+};
+TESSERA_MODULE(HalfLearning);
+
+TEST(Join, TakesGradientsThatAreNone) {
+  for (const bool by_all : {true, false}) {
+    run_mesh(2, [&](Mesh& mesh) {
+      HalfLearning layers;
+      fully_shard(layers, mesh);
+      Join join({layers}, mesh, {.divide_by_initial_world_size = by_all});
+      ASSERT_TRUE(join.next(mesh.rank() == 0));
+      EXPECT_NO_THROW(call_module(layers, torch::ones({2, 4})).square().mean().backward());
+    });
+  }
+}
+
+// A stand-in is no batch for the statistics of all ranks, nor for what goes back through them.
+TEST(Join, StandInsDoNotCountInSyncBatchNorm) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto make = [&](const Mesh& over) {
+      SyncBatchNorm norm(nn::BatchNormOptions(4), over);
+      norm->to(torch::kDouble);
+      return norm;
+    };
+    auto norm = make(mesh), alone = make(Mesh());
+    replicate(norm, mesh);
+    const bool is_active = mesh.rank() == 0;
+    const auto input = join_input(0, 0).requires_grad_(), same = join_input(0, 0).requires_grad_();
+    const auto weights = join_input(0, 1);
+    const auto expected = alone(same);
+    (expected * weights).sum().backward();
+    {
+      Join join({norm}, mesh);
+      ASSERT_TRUE(join.next(is_active));
+      const auto stand_in =
+          torch::full({3, 4}, std::numeric_limits<double>::quiet_NaN(), torch::kDouble)
+              .requires_grad_();
+      const auto output = call_module(norm, is_active ? input : stand_in);
+      (output * weights).sum().backward();
+      if (is_active) {
+        EXPECT_TRUE(torch::allclose(output, expected, 1e-12, 1e-12));
+        EXPECT_TRUE(torch::allclose(input.grad(), same.grad(), 1e-12, 1e-12));
+      }
+    }
+    EXPECT_TRUE(torch::allclose(norm->running_mean, alone->running_mean, 1e-12, 1e-12));
+    EXPECT_TRUE(torch::allclose(norm->running_var, alone->running_var, 1e-12, 1e-12));
+    EXPECT_TRUE(norm->counts);
   });
 }
 
