@@ -50,7 +50,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 
   // Begins an epoch, which has an order of its own. As PyTorch's loops call it in every epoch, also
   // in the one that a restart goes on with, it changes nothing from load_state_dict() of that epoch
-  // on until samples are asked for. Later the same number begins the same epoch anew.
+  // on until samples are asked for, or reset() was called. Later the same number begins the same
+  // epoch anew.
   void set_epoch(std::uint64_t epoch);
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   // Begins the epoch anew, of another number of samples if `size` is given. A loader calls it when

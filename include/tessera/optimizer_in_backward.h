@@ -34,9 +34,10 @@ void apply_optimizer_in_backward(const std::vector<ShardedParameter>& parameters
                                  const MakeOptimizer& make);
 
 // These optimizers as one, for functions on optimizer state. Parameters whose optimizers are of one
-// type and have the same options are one group, so that what is saved loads into an ordinary
-// optimizer too, and the reverse. Parameters without an optimizer in backward are left out. Throws
-// `invalid_argument` if none has one, `unsupported` for a type that OptimizerRef does not know.
+// type and have the same options now are one group. So what is saved loads into an ordinary
+// optimizer of the parameters that require gradients, and the reverse; give the optimizers to load
+// into other options where those that were saved had some. Throws `invalid_argument` if no
+// parameter has an optimizer in backward, `unsupported` for a type that OptimizerRef does not know.
 [[nodiscard]] OptimizerRef optimizer_in_backward(const std::vector<ShardedParameter>& parameters);
 
 }  // namespace tessera

@@ -21,11 +21,13 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 // A tensor leaf over the memory of `tensor`, which it keeps alive: what is done to one shows in the
-// other, also a load. Strides stay, and so do the bits that make a tensor the conjugate or the
-// negative of its memory. The history and whether it requires a gradient are left out. Of a tensor
-// on a CUDA device, copies come after what the calling thread has queued on its current stream.
-// Throws `invalid_argument` for an undefined tensor. Throws `unsupported` for one that is not dense
-// (sparse) or on another device, and for dtypes that checkpoints here lack (quantized ones).
+// other, also a load. The memory is that of now: resize_ and set_data give `tensor` another, and so
+// do units to their parameters (which a TrainingState has as its model). Strides stay, and so do
+// the bits that make a tensor the conjugate or the negative of its memory. The history and whether
+// it requires a gradient are left out. Of a tensor on a CUDA device, copies come after what the
+// calling thread has queued on its current stream. Throws `invalid_argument` for an undefined
+// tensor. Throws `unsupported` for one that is not dense (sparse) or on another device, and for
+// dtypes that checkpoints here lack (quantized ones).
 [[nodiscard]] Value to_value(const torch::Tensor& tensor);
 
 // A tensor over the memory of such a leaf, which it keeps alive; one without elements has no

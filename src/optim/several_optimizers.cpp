@@ -11,13 +11,7 @@ namespace {
 class SeveralAccess final : public OptimizerAccess {
  public:
   explicit SeveralAccess(const std::vector<OptimizerRef>& optimizers) : optimizers_(optimizers) {
-    for (std::size_t o = 0; o < optimizers_.size(); ++o) {
-      const auto groups = optimizers_[o].access().parameters();
-      for (std::size_t g = 0; g < groups.size(); ++g) {
-        groups_.emplace_back(o, g);
-        for (const auto& parameter : groups[g]) add(parameter, o);
-      }
-    }
+    owners_ = owners();
   }
 
   std::vector<std::vector<at::Tensor>> parameters() const override {
@@ -28,16 +22,16 @@ class SeveralAccess final : public OptimizerAccess {
     return all;
   }
   Value group(std::size_t index) const override {
-    const auto [optimizer, group] = groups_.at(index);
-    return optimizers_[optimizer].access().group(group);
+    const auto [access, group] = at(index);
+    return access->group(group);
   }
   void check_group(std::size_t index, const Value& options) const override {
-    const auto [optimizer, group] = groups_.at(index);
-    optimizers_[optimizer].access().check_group(group, options);
+    const auto [access, group] = at(index);
+    access->check_group(group, options);
   }
   void set_group(std::size_t index, const Value& options) override {
-    const auto [optimizer, group] = groups_.at(index);
-    optimizers_[optimizer].access().set_group(group, options);
+    const auto [access, group] = at(index);
+    access->set_group(group, options);
   }
   Value state(const at::Tensor& parameter) const override { return of(parameter).state(parameter); }
   void check_state(const at::Tensor& parameter, const Value& state) const override {
@@ -51,27 +45,53 @@ class SeveralAccess final : public OptimizerAccess {
   }
 
  private:
-  void add(const at::Tensor& parameter, std::size_t optimizer) {
-    const auto [known, is_new] = owners_.emplace(parameter.unsafeGetTensorImpl(), optimizer);
-    if (is_new || known->second == optimizer) return;
-    throw Error(ErrorCode::invalid_argument, "optimizers " + std::to_string(known->second) +
-                                                 " and " + std::to_string(optimizer) +
-                                                 " have a parameter in common, of shape " +
-                                                 to_string(parameter.sizes().vec()));
+  using Owners = std::unordered_map<const c10::TensorImpl*, OptimizerAccess*>;
+  [[nodiscard]] Owners owners() const {
+    Owners all;
+    for (const auto& optimizer : optimizers_) {
+      for (const auto& group : optimizer.access().parameters()) {
+        for (const auto& parameter : group) add(parameter, optimizer.access(), all);
+      }
+    }
+    return all;
   }
+  static void add(const at::Tensor& parameter, OptimizerAccess& owner, Owners& all) {
+    const auto [known, is_new] = all.emplace(parameter.unsafeGetTensorImpl(), &owner);
+    if (is_new || known->second == &owner) return;
+    throw Error(ErrorCode::invalid_argument,
+                "two optimizers have a parameter in common, of shape " +
+                    to_string(parameter.sizes().vec()));
+  }
+  // Groups and parameters may be added to an optimizer at any time.
   [[nodiscard]] OptimizerAccess& of(const at::Tensor& parameter) const {
-    return optimizers_[owners_.at(parameter.unsafeGetTensorImpl())].access();
+    const auto* key = parameter.unsafeGetTensorImpl();
+    if (!owners_.contains(key)) owners_ = owners();
+    return *owners_.at(key);
+  }
+  // The optimizer that has a group, and which of its own that is.
+  [[nodiscard]] std::pair<OptimizerAccess*, std::size_t> at(std::size_t index) const {
+    auto left = index;
+    for (const auto& optimizer : optimizers_) {
+      const auto groups = optimizer.access().parameters().size();
+      if (left < groups) return {&optimizer.access(), left};
+      left -= groups;
+    }
+    throw Error(ErrorCode::invalid_argument, "no group " + std::to_string(index));
   }
 
   std::vector<OptimizerRef> optimizers_;
-  std::vector<std::pair<std::size_t, std::size_t>> groups_;  // an optimizer, and its group
-  std::unordered_map<const c10::TensorImpl*, std::size_t> owners_;
+  mutable Owners owners_;
 };
 
 }  // namespace
 
 OptimizerRef OptimizerRef::several(const std::vector<OptimizerRef>& optimizers) {
-  return OptimizerRef(std::make_shared<SeveralAccess>(optimizers));
+  OptimizerRef all(std::make_shared<SeveralAccess>(optimizers));
+  Names names;
+  for (const auto& optimizer : optimizers) {
+    if (optimizer.is_named()) names.insert(optimizer.names_->begin(), optimizer.names_->end());
+  }
+  return names.empty() ? all : all.with_names(std::make_shared<const Names>(std::move(names)));
 }
 
 }  // namespace tessera

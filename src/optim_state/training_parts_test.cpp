@@ -170,6 +170,24 @@ TEST(SeveralModels, NeedKeysOfTheirOwn) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+// OLMo's kinds have one model, and ranks that have different models save nothing.
+TEST(SeveralModels, AreRefusedWhereTheyHaveNoPlace) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    Pair pair(mesh, Way::flat, [] { return make_net({}); });
+    for (const auto kind : {CheckpointKind::olmo_torch_new, CheckpointKind::olmo_legacy}) {
+      EXPECT_EQ(error_of([&] { save(*pair.state, path, {.kind = kind}); }).substr(0, 11),
+                "unsupported");
+    }
+    if (mesh.rank() == 1) pair.state->others.clear();
+    const auto text = error_of([&] { save(*pair.state, path); });
+    EXPECT_EQ(text.substr(0, 8), "mismatch") << text;
+    EXPECT_NE(text.find("others"), std::string::npos) << text;
+  });
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 // A failed load leaves the optimizers of all states as they were.
 TEST(SeveralModels, AFailedLoadLeavesAllOptimizers) {
   const TemporaryDirectory directory;
@@ -252,6 +270,24 @@ TEST(SeveralOptimizers, HaveNoParameterInCommon) {
             "invalid_argument");
 }
 
+TEST(SeveralOptimizers, KeepNamesAndTakeGroupsThatComeLater) {
+  auto net = make_net({});
+  const auto all = net->parameters();
+  torch::optim::SGD one({all[0]}, 0.1), two({all[1]}, 0.2);
+  const auto ref = OptimizerRef::several({one, two});
+  one.add_param_group(torch::optim::OptimizerParamGroup(std::vector{all[2]}));
+  const auto groups = optimizer_state_dict(ref).at("param_groups");
+  ASSERT_EQ(groups.size(), 3U);
+  EXPECT_EQ(groups.at(std::size_t{2}).at("lr").as_real(), 0.2);
+  OptimizerRef::Names names;
+  for (std::size_t i = 0; i < 3; ++i) names[all[i].unsafeGetTensorImpl()] = std::to_string(i);
+  const auto shared = std::make_shared<const OptimizerRef::Names>(names);
+  const auto named =
+      OptimizerRef::several({OptimizerRef(one).with_names(shared), OptimizerRef(two)});
+  ASSERT_TRUE(named.is_named());
+  EXPECT_EQ(named.keys()[2][0].key.as_string(), "1");
+}
+
 MakeOptimizer make_adam(double lr = 0.01) {
   return [lr](std::vector<torch::Tensor> parameters) {
     return std::make_unique<torch::optim::Adam>(std::move(parameters),
@@ -315,6 +351,26 @@ TEST(OptimizerInBackward, HasTheStateOfAnOrdinaryOne) {
   }
 }
 
+TEST(OptimizerInBackward, WorksOnWhatTheParameterIs) {
+  torch::nn::Linear linear(3, 3);
+  const auto parameters = sharded_parameters(linear);
+  EXPECT_EQ(error_of([&] {
+              apply_optimizer_in_backward(parameters, [](std::vector<torch::Tensor> given) {
+                return std::make_unique<torch::optim::SGD>(std::vector{given[0].detach()}, 0.1);
+              });
+            }).substr(0, 16),
+            "invalid_argument");
+  apply_optimizer_in_backward(parameters, make_adam());
+  linear->to(torch::kDouble);
+  const auto ref = optimizer_in_backward(parameters);
+  const auto state = Value::dict({{"step", 1},
+                                  {"exp_avg", leaf_of(torch::ones({3, 3}, torch::kDouble))},
+                                  {"exp_avg_sq", leaf_of(torch::ones({3, 3}, torch::kDouble))}});
+  ref.access().set_state(parameters[0].local, state, false);
+  EXPECT_EQ(ref.access().state(parameters[0].local).at("exp_avg").as_tensor().dtype,
+            DType::float64);
+}
+
 TEST(OptimizerInBackward, IsMissingWhereNoneWasGiven) {
   auto net = make_net({});
   EXPECT_EQ(error_of([&] { (void)optimizer_in_backward(sharded_parameters(net)); }).substr(0, 16),
@@ -358,6 +414,44 @@ TEST(TrainingState, NeedsNoGroup) {
   TrainingState state(net, optimizer);
   load(state, path, {.missing = OnDifference::report});
   expect_near(train(net, optimizer, kSteps), expected);
+}
+
+// A model of which some parameters are on half of the ranks: all ranks save, not that half.
+TEST(TrainingState, IsSavedByTheMostRanksThatShareAUnit) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(4, [&](Mesh& mesh) {
+    torch::nn::Linear expert(4, 4), common(4, 4);
+    torch::nn::Sequential net(expert, common);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : net->parameters()) parameter.fill_(0.5);
+    }
+    fully_shard(expert, mesh.split(2).shard);
+    fully_shard(common, mesh);
+    TrainingState state(net);
+    save(state, path, {.copies = IfDiffers::keep});
+    load(state, path);
+  });
+}
+
+// A rank that has only frozen parameters has an empty state, and others have none (FSDP1).
+TEST(TrainingState, IsEmptyOnSomeRanksAlone) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    for (auto& parameter : net->ptr(0)->parameters()) parameter.set_requires_grad(false);
+    const FullyShardedDataParallel<torch::nn::Sequential> model(net, mesh,
+                                                                {.use_orig_params = true});
+    AdamW optimizer(model.parameters());
+    call_module(net, torch::ones({1, 4})).sum().backward();
+    optimizer.step();
+    TrainingState state(net, optimizer);
+    save(state, path);
+    load(state, path);
+  });
+  EXPECT_EQ(Checkpoint::open(path).load().at("optim").at("state").size(), 2U);
 }
 
 TEST(Snapshot, GivesBackWhatItHasTaken) {

@@ -1,6 +1,7 @@
 #include "tessera/training_state.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ constexpr const char* kTrain = "train";  // of OLMo's kinds
 std::string described_tensors(const TrainingState& state) {
   std::string text;
   for (const auto& [one, place] : detail::placed(state)) {
+    text += dotted(place) + " is there\n";
     for (const auto& leaf : leaves_of(one.values)) {
       if (!leaf.value.is(Value::Kind::tensor) || !is_whole_in_memory(leaf.value.as_tensor()))
         continue;
@@ -55,9 +57,17 @@ void require_same_tensors(const std::string& mine, Group& group) {
     throw Error(ErrorCode::mismatch,
                 "ranks 0 and " + std::to_string(rank) +
                     " have different tensors in TrainingState::values, of which one is saved for "
-                    "all: what each rank has for itself belongs into rank_values")
+                    "all (what each rank has for itself belongs into rank_values), or others")
         .at_key(first_difference(to_text(all[0]), to_text(all[rank])));
   }
+}
+
+// OLMo's kinds have one model.
+void require_place_for_others(const TrainingState& state, const SaveOptions& options) {
+  if (state.others.empty() || !options.kind || !is_olmo_kind(*options.kind)) return;
+  throw Error(ErrorCode::unsupported, "TrainingState::others in a checkpoint of kind " +
+                                          std::string(to_string(*options.kind)))
+      .at_key(state.others.front().key);
 }
 
 // Ranks that have saved just these parts themselves open their own files alone. Names that the
@@ -68,19 +78,22 @@ GroupCheckpoint opened(const TrainingLoad& root, bool is_plain, const Location& 
   return GroupCheckpoint::open(where, root.model(), options, group);
 }
 
-// The ranks that `state` is sharded over; null: it is not.
-Group* group_of(const TrainingState& state) {
+// The most ranks that one of its units is sharded over; none: it is not.
+std::optional<Mesh> mesh_of(const TrainingState& state) {
+  std::optional<Mesh> largest;
   for (const auto& [one, place] : detail::placed(state)) {
-    const auto units = detail::units_below(one.model().get());
-    if (!units.empty()) return &units.front().second->all_ranks().checkpoint_group();
+    for (const auto& [name, unit] : detail::units_below(one.model().get())) {
+      const auto mesh = unit->all_ranks();
+      if (!largest || largest->size() < mesh.size()) largest = mesh;
+    }
   }
-  return nullptr;
+  return largest;
 }
 
 // Calls `fn` with those ranks, or with this process alone.
 template <typename Fn>
 auto with_group_of(const TrainingState& state, Fn fn) {
-  if (auto* group = group_of(state)) return fn(*group);
+  if (const auto mesh = mesh_of(state)) return fn(mesh->checkpoint_group());
   const auto alone = solo_group();
   return fn(*alone);
 }
@@ -92,15 +105,16 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
   Value tree;
   std::string tensors;
   agree(group, "taking a training state", [&] {
+    require_place_for_others(state, options);
     if (group.size() > 1) tensors = described_tensors(state);
     tree = detail::tree_to_save(state, group.rank());
   });
   if (group.size() > 1) {
+    require_same_tensors(tensors, group);
     for (const auto& [one, place] : detail::placed(state)) {
       auto& model = detail::at(tree, detail::below(place, detail::kModel));
       model = detail::with_rank0_buffers(model, one.model(), options.copies, group);
     }
-    require_same_tensors(tensors, group);
   }
   return save(tree, where, options, group);
 }

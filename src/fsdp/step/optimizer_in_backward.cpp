@@ -16,10 +16,17 @@ namespace {
 // Gives `optimizer` another tensor to work on in the place of `old`.
 void replace_parameter(torch::optim::Optimizer& optimizer, const at::Tensor& old,
                        const at::Tensor& fresh) {
+  bool has_it = false;
   for (auto& group : optimizer.param_groups()) {
     for (auto& parameter : group.params()) {
-      if (parameter.is_same(old)) parameter = fresh;
+      if (!parameter.is_same(old)) continue;
+      parameter = fresh;
+      has_it = true;
     }
+  }
+  if (!has_it) {
+    throw Error(ErrorCode::invalid_argument,
+                "an optimizer in backward does not have the parameter that it was made for");
   }
   auto& states = optimizer.state();
   const auto known = states.find(old.unsafeGetTensorImpl());
@@ -160,7 +167,11 @@ class InBackward final : public OptimizerAccess {
   }
   [[nodiscard]] const One& of(const at::Tensor& parameter) const {
     const auto [group, index] = places_.at(parameter.unsafeGetTensorImpl());
-    return groups_[group][index];
+    const auto& one = groups_[group][index];
+    // Its memory, type and device are the parameter's, which may have changed since a step.
+    const torch::NoGradGuard no_grad;
+    at::Tensor(one.inside).set_data(one.parameter.detach());
+    return one;
   }
 
   std::vector<std::vector<One>> groups_;
