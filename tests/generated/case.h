@@ -92,6 +92,8 @@ enum class Action : std::uint8_t {
   failed_load,       // of what is not there, or not whole
   save_inside,       // of changed parameters, within FullParams
   load_inside,       // over changed parameters, within FullParams
+  fork,              // a child that asks for the mesh
+  other_mesh,        // made, used and gone
 };
 enum class Accumulate : std::uint8_t { synced, no_sync, flag };
 enum class Zero : std::uint8_t { model, optimizer, to_zero, none };
@@ -175,8 +177,10 @@ enum class Feature : std::uint8_t {
   inside_full_params,
   values_of_ranks,
   second_model,  // trained between forward and backward of the first
+  forks,
+  other_meshes,
 };
-inline constexpr int kFeatures = 24;
+inline constexpr int kFeatures = 26;
 
 struct Case {
   std::uint64_t seed = 0;
@@ -199,6 +203,10 @@ struct Case {
 
 // The same for the same seed. Every third one has a rank that differs.
 [[nodiscard]] Case draw(std::uint64_t seed);
+// The same training with more in it: changes inside FullParams, layers that are frozen and thawed,
+// a second model, values of ranks, forks, other meshes, each in one case of four. Not beside a rank
+// that differs.
+[[nodiscard]] Case draw_with_more(std::uint64_t seed);
 // With two features, the next pair of them for the next seed, and the next style once all pairs are
 // through; no rank differs.
 [[nodiscard]] Case draw_pair(std::uint64_t seed);

@@ -51,7 +51,9 @@ constexpr const char* kActions[] = {"train",
                                     "set_data",
                                     "failed load",
                                     "save in FullParams",
-                                    "load in FullParams"};
+                                    "load in FullParams",
+                                    "fork",
+                                    "another mesh"};
 constexpr const char* kAccumulate[] = {"", " no_sync", " sync flag"};
 constexpr const char* kZero[] = {"", " zero by optimizer", " zero in place", " no zero_grad"};
 constexpr const char* kForms[] = {" whole", " checkpoint", " sharded checkpoint"};
@@ -80,7 +82,9 @@ constexpr const char* kFeatureNames[] = {"autocast",
                                          "inputs changed in place",
                                          "loads and saves in FullParams",
                                          "values of ranks",
-                                         "a second model"};
+                                         "a second model",
+                                         "forks",
+                                         "other meshes"};
 constexpr const char* kOdd[] = {"nothing",
                                 "skips the call of",
                                 "calls later",

@@ -141,7 +141,8 @@ int main(int argc, char** argv) {
   std::map<std::string, int> notes;  // how cases ended in which one rank differs
   double longest = 0;
   for (; seed < first + count && Clock::now() < end; ++seed) {
-    const auto drawn = pairs ? tessera::generated::draw_pair(seed) : tessera::generated::draw(seed);
+    const auto drawn =
+        pairs ? tessera::generated::draw_pair(seed) : tessera::generated::draw_with_more(seed);
     const auto begin = Clock::now();
     const auto verdict = carry_out(drawn);
     longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());

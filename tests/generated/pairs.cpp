@@ -1,5 +1,6 @@
-// Draws cases in which two features meet.
+// Draws cases in which features meet.
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "generated/case.h"
@@ -87,6 +88,10 @@ class Adding {
             {{.action = Action::save, .form = Form::checkpoint}, {}, {.action = Action::load}, {}});
       case Feature::second_model:
         return;
+      case Feature::forks:
+        return insert({{.action = Action::fork}, {}});
+      case Feature::other_meshes:
+        return insert({{.action = Action::other_mesh}, {}, {.action = Action::other_mesh}});
     }
   }
 
@@ -160,6 +165,22 @@ class Adding {
 };
 
 }  // namespace
+
+Case draw_with_more(std::uint64_t seed) {
+  auto drawn = draw(seed);
+  if (drawn.odd != Odd::nothing) return drawn;
+  std::mt19937_64 dice(seed);
+  Adding adding(drawn);
+  for (const auto feature :
+       {Feature::inside_full_params, Feature::frozen_and_thawed, Feature::second_model,
+        Feature::values_of_ranks, Feature::forks, Feature::other_meshes}) {
+    if (dice() % 4 != 0) continue;
+    drawn.features.push_back(feature);
+    adding.add(feature);
+  }
+  settle(drawn);
+  return drawn;
+}
 
 Case draw_pair(std::uint64_t seed) {
   auto drawn = draw(3 * seed + 1);  // every third one has a rank that differs

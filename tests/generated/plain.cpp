@@ -109,6 +109,8 @@ class Plain {
         for (auto& named : parameters_) named.tensor.set_data(named.tensor.detach() * 0.9);
         break;
       case Action::failed_load:
+      case Action::fork:
+      case Action::other_mesh:
         break;
       case Action::save_inside:
         change();

@@ -1,5 +1,7 @@
 // The same training on ranks that are threads, compared after every step.
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -77,13 +79,15 @@ class Trainer {
 // One rank in one phase.
 class Rank {
  public:
+  // `store`: one for all ranks, which other meshes meet through.
   Rank(const Case& drawn, int phase, Mesh& mesh, const PhaseResult& expected,
-       const std::string& directory)
+       const std::string& directory, c10::intrusive_ptr<c10d::Store> store)
       : drawn_(drawn),
         phase_(phase),
         mesh_(mesh),
         expected_(expected),
         directory_(directory),
+        store_(std::move(store)),
         root_(make_root(drawn, is_odd(Odd::other_width) ? drawn.width + 2 : drawn.width)) {
     shard(root_, drawn, layout(), mesh, is_odd(Odd::other_units) ? drawn.odd_block : -1);
     parameters_ = sharded_parameters(root_);
@@ -197,6 +201,10 @@ class Rank {
         return;
       case Action::failed_load:
         return fail_to_load();
+      case Action::fork:
+        return fork_a_child();
+      case Action::other_mesh:
+        return use_another_mesh();
     }
   }
 
@@ -420,6 +428,28 @@ class Rank {
         ref, shard_full_optim_state_dict(state, root_, {.optim = ref, .group = mesh_}));
   }
 
+  // The mesh refuses a child of this process, whose end leaves ours alone.
+  void fork_a_child() {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const auto text = testing::error_of([&] { mesh_.group().barrier(); });
+      ::_exit(text.starts_with("invalid_argument") ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (status != 0) throw Differs(where() + "a child of fork() used the mesh, or crashed");
+  }
+
+  void use_another_mesh() {
+    MeshOptions options;
+    options.device = torch::kCPU;
+    options.same_host = !drawn_.gloo;
+    const int size = mesh_.size();
+    const Mesh other = size == 1 ? Mesh(options) : Mesh(store_, mesh_.rank(), size, options);
+    const auto sum = other.all_reduce_sum(mesh_.rank() + 1.0);
+    if (sum != size * (size + 1) / 2.0) throw Differs(where() + "another mesh adds up otherwise");
+  }
+
   // Comparing ------------------------------------------------------------------------------------
 
   double tolerance() const {
@@ -491,6 +521,7 @@ class Rank {
   Mesh& mesh_;
   const PhaseResult& expected_;
   const std::string& directory_;
+  c10::intrusive_ptr<c10d::Store> store_;
   Root root_;
   std::vector<ShardedParameter> parameters_;
   std::optional<Trainer> trainer_;
@@ -525,11 +556,12 @@ std::vector<Outcome> run_sharded(const Case& drawn, const std::vector<PhaseResul
   for (int phase = 0; phase < static_cast<int>(drawn.phases.size()); ++phase) {
     outcomes.assign(drawn.phases[phase].layout.world, {});
     std::optional<Saved> next;  // written by rank 0
+    const auto store = c10::make_intrusive<c10d::HashStore>();
     testing::run_mesh(
         static_cast<int>(outcomes.size()),
         [&](Mesh& mesh) {
           outcomes[mesh.rank()] = outcome_of([&] {
-            Rank rank(drawn, phase, mesh, expected[phase], directory);
+            Rank rank(drawn, phase, mesh, expected[phase], directory, store);
             if (phase > 0) rank.load_from(saved);
             rank.run();
             if (mesh.rank() == 0) next = rank.saved();
