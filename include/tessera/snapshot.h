@@ -1,8 +1,9 @@
 // Snapshot: a training state kept in memory, to go back to when a step went wrong.
 //
-//   Snapshot good(state);      // this rank's part of everything
+//   TrainingState state(model, optimizer);
+//   const Snapshot good(state);  // this rank's part of everything
 //   ...
-//   if (!std::isfinite(loss)) good.restore(state);
+//   if (!std::isfinite(loss.item<double>())) good.restore(state);
 //
 // Nothing is communicated: each rank keeps and restores what it holds, so all ranks take one at the
 // same step and go back together. Take it and restore it between whole steps.
