@@ -110,6 +110,42 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launc
                                                 place.store);
 }
 
+// Meshes that a rank makes one after the other through one store meet under numbers: the addresses
+// of those before are still there. What was not made does not count, so that ranks can try again.
+class NumberedPlace {
+ public:
+  NumberedPlace(c10::intrusive_ptr<c10d::Store> store, int rank)
+      : store_(std::move(store)),
+        key_("tessera/meshes/" + std::to_string(rank)),
+        number_(store_->add(key_, 1)) {}
+  ~NumberedPlace() {
+    if (kept_) return;
+    try {
+      store_->add(key_, -1);
+    } catch (const std::exception&) {
+      return;  // nobody is there to meet
+    }
+  }
+  NumberedPlace(const NumberedPlace&) = delete;
+  NumberedPlace& operator=(const NumberedPlace&) = delete;
+
+  [[nodiscard]] c10::intrusive_ptr<c10d::Store> store() const {
+    return c10::make_intrusive<c10d::PrefixStore>("tessera/mesh/" + std::to_string(number_),
+                                                  store_);
+  }
+  template <typename Made>
+  Made keep(Made made) {
+    kept_ = true;
+    return made;
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string key_;
+  std::int64_t number_;
+  bool kept_ = false;
+};
+
 // For the handles of a program, to tell them from the units that keep the same state: with the last
 // handle those units go that nobody else would find dead.
 std::shared_ptr<detail::MeshState> make_state() {
@@ -168,10 +204,11 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   state.local_rank = local_rank_of();
   state.device = device_of(options, rank, state.local_rank);
   state.options = options;
-  state.store = store;
   survive_broken_pipes();
   state.process_group = communicate("connecting the ranks", [&] {
-    return make_process_group(store, rank, size, state.device, options);
+    NumberedPlace place(store, rank);
+    state.store = place.store();
+    return place.keep(make_process_group(state.store, rank, size, state.device, options));
   });
   state.names = make_call_names(state.process_group);
   state.group = make_torch_group(state.process_group, state.names);

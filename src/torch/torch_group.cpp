@@ -19,8 +19,9 @@ class TorchGroup final : public Group {
   // once.
   template <typename Work>
   auto collective(const char* operation, const Work& work) {
-    if (broken_) {
-      throw Error(ErrorCode::peer_failed, "the group was broken by an earlier failure")
+    if (!broken_by_.empty()) {
+      throw Error(ErrorCode::peer_failed,
+                  "the group was broken by an earlier failure: " + broken_by_)
           .while_doing(operation);
     }
     try {
@@ -28,8 +29,8 @@ class TorchGroup final : public Group {
         require_same_call(names_.get(), operation);
         return work();
       });
-    } catch (...) {
-      broken_ = true;
+    } catch (const std::exception& error) {
+      broken_by_ = error.what();
       throw;
     }
   }
@@ -165,7 +166,7 @@ class TorchGroup final : public Group {
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<CallNames> names_;
-  bool broken_ = false;
+  std::string broken_by_;  // what failed first; empty: nothing
 };
 
 }  // namespace

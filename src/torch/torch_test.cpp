@@ -90,6 +90,28 @@ TEST(Mesh, AddsUpOverRanks) {
   run_mesh(3, [](Mesh& mesh) { EXPECT_EQ(mesh.all_reduce_sum(mesh.rank() + 1.0), 6.0); });
 }
 
+// 47, 2.1, of a program's own store: what a mesh before has left there is not for the next one.
+TEST(Mesh, IsMadeAgainThroughOneStore) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  MeshOptions hasty;
+  hasty.device = torch::kCPU;
+  hasty.deadline = std::chrono::milliseconds(300);
+  EXPECT_THROW(Mesh(store, 0, 2, hasty), Error);  // too early, and no mesh
+  const auto make_some = [&](int rank) {
+    MeshOptions options;
+    options.device = torch::kCPU;
+    options.deadline = std::chrono::seconds(20);
+    for (int i = 0; i < 10; ++i) {
+      options.same_host = i % 2 == 0;
+      const Mesh mesh(store, rank, 2, options);
+      EXPECT_EQ(mesh.all_reduce_sum(rank + 1.0), 3.0);
+    }
+  };
+  std::thread other([&] { make_some(1); });
+  make_some(0);
+  other.join();
+}
+
 TEST(Mesh, SaysWhichVariableIsWrong) {
   unsetenv("WORLD_SIZE");
   unsetenv("RANK");
