@@ -290,10 +290,10 @@ void insert_empty_dicts(const Json& items, std::vector<Leaf>& leaves) {
   leaves = std::move(all);
 }
 
-// Of steps whose texts may hold anything but a NUL.
+// Steps of two types are two, though they look alike: the key 1 and the key "1".
 std::string way_of(std::span<const PathPart> path) {
   std::string way;
-  for (const PathPart& part : path) way += step_text(part) + '\0';
+  for (const PathPart& part : path) way += std::to_string(part.index()) + step_text(part) + '\0';
   return way;
 }
 
