@@ -428,8 +428,8 @@ class Rank {
         ref, shard_full_optim_state_dict(state, root_, {.optim = ref, .group = mesh_}));
   }
 
-  // The mesh refuses a child of this process, whose end leaves ours alone. Alone there is nothing to
-  // share.
+  // The mesh refuses a child of this process, whose end leaves ours alone. Alone there is nothing
+  // to share.
   void fork_a_child() {
     if (mesh_.size() == 1) return;
     const pid_t child = ::fork();
