@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -19,9 +20,9 @@ class TorchGroup final : public Group {
   // once.
   template <typename Work>
   auto collective(const char* operation, const Work& work) {
-    if (!broken_by_.empty()) {
+    if (broken_by_) {
       throw Error(ErrorCode::peer_failed,
-                  "the group was broken by an earlier failure: " + broken_by_)
+                  "the group was broken by an earlier failure: " + *broken_by_)
           .while_doing(operation);
     }
     try {
@@ -31,6 +32,9 @@ class TorchGroup final : public Group {
       });
     } catch (const std::exception& error) {
       broken_by_ = error.what();
+      throw;
+    } catch (...) {
+      broken_by_ = "no exception of the standard library";
       throw;
     }
   }
@@ -166,7 +170,7 @@ class TorchGroup final : public Group {
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<CallNames> names_;
-  std::string broken_by_;  // what failed first; empty: nothing
+  std::optional<std::string> broken_by_;  // what failed first; none: nothing has
 };
 
 }  // namespace
