@@ -68,10 +68,7 @@ LoadTree::LoadTree(ModuleRef model, std::optional<OptimizerRef> optim)
 }
 
 LiveNames LoadTree::names() {
-  LiveNames live;
-  for (const auto& pair : model_.pairs()) live.names.push_back(pair.first.as_string());
-  if (leaves_) live.groups = leaves_->tree().at(kGroups);
-  return live;
+  return live_names(model_, leaves_);
 }
 
 void LoadTree::prepare(const Checkpoint& contents) {

@@ -382,4 +382,11 @@ void OptimLeaves::undo() {
   }
 }
 
+LiveNames live_names(const Value& model, std::optional<OptimLeaves>& optimizer) {
+  LiveNames live;
+  for (const auto& pair : model.pairs()) live.names.push_back(pair.first.as_string());
+  if (optimizer) live.groups = optimizer->tree().at(kParamGroups);
+  return live;
+}
+
 }  // namespace tessera::detail

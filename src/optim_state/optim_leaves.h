@@ -6,6 +6,7 @@
 // copies; this is what saves and loads a training without either.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
 #include "tessera/parameter.h"
+#include "tessera/restore.h"
 #include "tessera/value.h"
 
 namespace tessera::detail {
@@ -62,5 +64,9 @@ class OptimLeaves {
   std::vector<std::vector<Held>> groups_;     // of the optimizer
   std::vector<std::string> missing_;
 };
+
+// What as_training_state of tessera/restore.h asks of a model's state and of its optimizer, if
+// there is one.
+[[nodiscard]] LiveNames live_names(const Value& model, std::optional<OptimLeaves>& optimizer);
 
 }  // namespace tessera::detail

@@ -13,9 +13,6 @@
 namespace tessera::detail {
 namespace {
 
-constexpr const char* kGroups = "param_groups";
-constexpr const char* kTrain = "train";  // of OLMo's kinds
-
 // What an optimizer gets ready for is found by the checkpoint's own names.
 void require_own_names(const TrainingState& state, const LoadOptions& options) {
   if (!options.rename || !state.optimizer()) return;
@@ -71,10 +68,7 @@ TrainingLoad::TrainingLoad(const Placed<TrainingState>& placed, const LoadOption
 }
 
 LiveNames TrainingLoad::names() {
-  LiveNames live;
-  for (const auto& pair : model_.pairs()) live.names.push_back(pair.first.as_string());
-  if (optim_) live.groups = optim_->tree().at(kGroups);
-  return live;
+  return live_names(model_, optim_);
 }
 
 void TrainingLoad::take_trainer_state(const TrainerState& found) {

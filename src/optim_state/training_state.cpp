@@ -19,22 +19,21 @@
 namespace tessera {
 namespace {
 
+using detail::kTrain;
 using detail::TrainingLoad;
-
-constexpr const char* kTrain = "train";  // of OLMo's kinds
 
 // A line for each tensor that this rank has whole: of such the first rank's is saved.
 std::string described_tensors(const TrainingState& state) {
   std::string text;
   for (const auto& [one, place] : detail::placed(state)) {
-    text += dotted(place) + " is there\n";
+    const auto above = dotted(place);
+    text += above + " is there\n";
     for (const auto& leaf : leaves_of(one.values)) {
       if (!leaf.value.is(Value::Kind::tensor) || !is_whole_in_memory(leaf.value.as_tensor()))
         continue;
       const auto tensor = plain(tensor_of(leaf.value.as_tensor())).cpu().contiguous();
       const auto digest =
           digest64({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
-      const auto above = dotted(place);
       text += above + (above.empty() ? "" : ".") + leaf.name + " " + std::to_string(digest) + "\n";
     }
   }

@@ -12,6 +12,7 @@ namespace tessera::detail {
 constexpr const char* kModel = "model";
 constexpr const char* kOptim = "optim";
 constexpr const char* kRankValues = "rank_values";
+constexpr const char* kTrain = "train";  // a value of OLMo's kinds
 
 // A state, and the path of the dict that holds it.
 template <typename State>

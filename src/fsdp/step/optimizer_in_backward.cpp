@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
-#include <algorithm>
+#include <optional>
 #include <typeindex>
 #include <unordered_map>
 #include <utility>
@@ -13,27 +13,29 @@
 namespace tessera {
 namespace {
 
-// Gives `optimizer` another tensor to work on in the place of `old`.
-void replace_parameter(torch::optim::Optimizer& optimizer, const at::Tensor& old,
-                       const at::Tensor& fresh) {
-  bool has_it = false;
-  for (auto& group : optimizer.param_groups()) {
-    for (auto& parameter : group.params()) {
+// Gives `optimizer` another tensor to work on in the place of `old`. Returns the group that has it.
+std::size_t replace_parameter(torch::optim::Optimizer& optimizer, const at::Tensor& old,
+                              const at::Tensor& fresh) {
+  std::optional<std::size_t> found;
+  auto& groups = optimizer.param_groups();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (auto& parameter : groups[g].params()) {
       if (!parameter.is_same(old)) continue;
       parameter = fresh;
-      has_it = true;
+      found = g;
     }
   }
-  if (!has_it) {
+  if (!found) {
     throw Error(ErrorCode::invalid_argument,
                 "an optimizer in backward does not have the parameter that it was made for");
   }
   auto& states = optimizer.state();
   const auto known = states.find(old.unsafeGetTensorImpl());
-  if (known == states.end()) return;
+  if (known == states.end()) return *found;
   auto state = std::move(known->second);
   states.erase(known);
   states[fresh.unsafeGetTensorImpl()] = std::move(state);
+  return *found;
 }
 
 // Runs when a gradient is in the parameter's grad(). The parameter owns the hook and the hook the
@@ -42,9 +44,9 @@ void replace_parameter(torch::optim::Optimizer& optimizer, const at::Tensor& old
 class Step : public torch::autograd::PostAccumulateGradHook {
  public:
   Step(const at::Tensor& parameter, std::unique_ptr<torch::optim::Optimizer> optimizer)
-      : optimizer_(std::move(optimizer)), same_(parameter.detach().requires_grad_()) {
-    replace_parameter(*optimizer_, parameter, same_);
-  }
+      : optimizer_(std::move(optimizer)),
+        same_(parameter.detach().requires_grad_()),
+        group_(replace_parameter(*optimizer_, parameter, same_)) {}
   void operator()(const torch::autograd::Variable& parameter) override {
     const torch::NoGradGuard no_grad;
     same_.set_data(parameter.detach());
@@ -57,10 +59,12 @@ class Step : public torch::autograd::PostAccumulateGradHook {
   [[nodiscard]] torch::optim::Optimizer& optimizer() const noexcept { return *optimizer_; }
   // What it works on.
   [[nodiscard]] const at::Tensor& tensor() const noexcept { return same_; }
+  [[nodiscard]] std::size_t group() const noexcept { return group_; }  // that has it
 
  private:
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   at::Tensor same_;
+  std::size_t group_;
 };
 
 void require_possible(const ShardedParameter& parameter) {
@@ -83,15 +87,6 @@ const Step* step_of(const at::Tensor& parameter) {
   return dynamic_cast<const Step*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
 }
 
-std::size_t group_with(torch::optim::Optimizer& optimizer, const at::Tensor& tensor) {
-  const auto& groups = optimizer.param_groups();
-  const auto has_it = [&](const torch::optim::OptimizerParamGroup& group) {
-    return std::ranges::any_of(group.params(),
-                               [&](const auto& one) { return one.is_same(tensor); });
-  };
-  return static_cast<std::size_t>(std::ranges::find_if(groups, has_it) - groups.begin());
-}
-
 // Optimizers in backward as one.
 class InBackward final : public OptimizerAccess {
  public:
@@ -109,8 +104,7 @@ class InBackward final : public OptimizerAccess {
     for (const auto& parameter : parameters) {
       const auto* step = step_of(parameter.local);
       if (step == nullptr) continue;
-      add({parameter.local, step->tensor(), step->optimizer(),
-           group_with(step->optimizer(), step->tensor())},
+      add({parameter.local, step->tensor(), step->optimizer(), step->group()},
           typeid(step->optimizer()));
     }
     if (groups_.empty()) {
