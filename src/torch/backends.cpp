@@ -14,6 +14,7 @@
 #include "tessera/error.h"
 #include "torch/gloo_wire.h"
 #include "torch/same_host_backend.h"
+#include "torch/staged_backend.h"
 
 namespace tessera {
 namespace {
@@ -39,15 +40,28 @@ bool wants_same_host(const MeshOptions& options) {
   return options.same_host && choice == "1";
 }
 
-#ifdef USE_C10D_NCCL
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                             int size, const MeshOptions& options) {
+#ifdef USE_C10D_NCCL
   using Nccl = c10d::ProcessGroupNCCL;
   auto nccl = Nccl::Options::create();
   nccl->timeout = options.deadline;
   return c10::make_intrusive<Nccl>(store, rank, size, nccl);
-}
+#else
+  static_cast<void>(store), static_cast<void>(rank), static_cast<void>(size);
+  static_cast<void>(options);
+  throw Error(ErrorCode::unsupported, "this build has no NCCL for a mesh on a CUDA device");
 #endif
+}
+
+// TESSERA_CUDA_BACKEND=gloo: through the host's memory, for ranks that share a device.
+bool is_cuda_over_host() {
+  const char* text = std::getenv("TESSERA_CUDA_BACKEND");
+  const std::string_view choice = text != nullptr ? text : "nccl";
+  if (choice == "gloo" || choice == "nccl") return choice == "gloo";
+  throw Error(ErrorCode::invalid_argument,
+              "TESSERA_CUDA_BACKEND=" + std::string(choice) + ", expected nccl or gloo");
+}
 
 }  // namespace
 
@@ -65,32 +79,34 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,
     const MeshOptions& options) {
   auto group = c10::make_intrusive<ProcessGroup>(store, rank, size);
-  const auto cpu_store = c10::make_intrusive<c10d::PrefixStore>("tessera/gloo", store);
-  const auto gloo = make_gloo(cpu_store, rank, size, options);
+  const auto set = [&](at::DeviceType type, ProcessGroup::BackendType kind,
+                       const c10::intrusive_ptr<c10d::Backend>& backend) {
+    group->setBackend(type, kind, backend);
+    group->setDefaultBackend(kind);
+  };
+  const auto gloo =
+      make_gloo(c10::make_intrusive<c10d::PrefixStore>("tessera/gloo", store), rank, size, options);
+  if (device.is_cuda() && !is_cuda_over_host()) {
+    set(torch::kCPU, ProcessGroup::BackendType::GLOO, gloo);
+    set(device.type(), ProcessGroup::BackendType::NCCL,
+        make_nccl(c10::make_intrusive<c10d::PrefixStore>("tessera/nccl", store), rank, size,
+                  options));
+    return group;
+  }
+  const auto same_host = make_same_host_backend(
+      c10::make_intrusive<c10d::PrefixStore>("tessera/same_host", store), rank, size,
+      {.wanted = wants_same_host(options), .deadline = options.deadline, .others = gloo});
   if (device.is_cpu()) {
-    const auto same_host = make_same_host_backend(
-        c10::make_intrusive<c10d::PrefixStore>("tessera/same_host", store), rank, size,
-        {.wanted = wants_same_host(options), .deadline = options.deadline, .others = gloo});
     if (same_host) {
-      group->setBackend(torch::kCPU, ProcessGroup::BackendType::CUSTOM, same_host);
-      group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
-      return group;
+      set(torch::kCPU, ProcessGroup::BackendType::CUSTOM, same_host);
+    } else {
+      set(torch::kCPU, ProcessGroup::BackendType::GLOO, gloo);
     }
+    return group;
   }
-  group->setBackend(torch::kCPU, ProcessGroup::BackendType::GLOO, gloo);
-  group->setDefaultBackend(ProcessGroup::BackendType::GLOO);
-  if (device.is_cuda()) {
-#ifdef USE_C10D_NCCL
-    const auto cuda_store = c10::make_intrusive<c10d::PrefixStore>("tessera/nccl", store);
-    group->setBackend(torch::kCUDA, ProcessGroup::BackendType::NCCL,
-                      make_nccl(cuda_store, rank, size, options));
-    group->setDefaultBackend(ProcessGroup::BackendType::NCCL);
-#else
-    throw Error(ErrorCode::unsupported, "this libtorch has no NCCL for a mesh on " + device.str());
-#endif
-  } else if (!device.is_cpu()) {
-    throw Error(ErrorCode::unsupported, "no backend serves a mesh on " + device.str());
-  }
+  set(torch::kCPU, ProcessGroup::BackendType::GLOO, gloo);
+  set(device.type(), ProcessGroup::BackendType::CUSTOM,
+      make_staged_backend(same_host ? same_host : gloo, device));
   return group;
 }
 

@@ -11,7 +11,8 @@ namespace tessera {
 [[nodiscard]] torch::Device default_device(int local_rank);
 
 // A group of Gloo for tensors on the CPU and, for a mesh on CUDA, NCCL for those on the device. For
-// a mesh on the CPU of one host shared memory comes before Gloo, see MeshOptions::same_host.
+// a mesh on the CPU of one host shared memory comes before Gloo, see MeshOptions::same_host. What
+// no backend serves, and CUDA with TESSERA_CUDA_BACKEND=gloo, goes through the host's memory.
 // Collective.
 [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,

@@ -73,7 +73,8 @@ void require_movable(const std::vector<torch::Device>& parameters, torch::Device
 }
 
 void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
-  if (tensor.is_meta() == data.is_meta()) {
+  if (tensor.is_meta() == data.is_meta() &&
+      tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(data.key_set())) {
     tensor.set_data(data);
   } else {
     tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());

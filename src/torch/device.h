@@ -18,7 +18,7 @@ namespace tessera {
 // `invalid_argument` otherwise, in PyTorch's words (fsdp-rows L9, X6 to X8, C10).
 void require_movable(const std::vector<torch::Device>& parameters, torch::Device mesh, int rank);
 
-// set_data, also to and from the meta device, which set_data refuses.
+// set_data, also to and from the meta device and those of other makers, which set_data refuses.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data);
 
 // libtorch hands sqrt, exp and the like of CPU tensors to MKL, which chooses a kernel at the first

@@ -45,6 +45,13 @@ torch::Device device_of(const MeshOptions& options, int rank, int local_rank) {
   });
 }
 
+// What a user's program makes on "the" device of this type is made on the mesh's, as after
+// torch.cuda.set_device(local_rank).
+void make_current(torch::Device device) {
+  if (device.is_cpu() || device.is_meta()) return;
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+}
+
 // torchrun names the place itself; to other launchers the user says it.
 void require_meeting_place(const LaunchedRank& launched) {
   for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
@@ -185,6 +192,7 @@ Mesh::Mesh(const MeshOptions& options) : state_(make_state()) {
   settle_vector_math();
   state_->local_rank = local_rank_of();
   state_->device = device_of(options, 0, state_->local_rank);
+  make_current(state_->device);
   state_->options = options;
   state_->group = solo_group();
   state_->transport = make_solo_transport();
@@ -203,6 +211,7 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   state.size = size;
   state.local_rank = local_rank_of();
   state.device = device_of(options, rank, state.local_rank);
+  make_current(state.device);
   state.options = options;
   survive_broken_pipes();
   state.process_group = communicate("connecting the ranks", [&] {

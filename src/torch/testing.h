@@ -36,7 +36,8 @@ std::string error_of(Work&& work) {
 // test expects. A rank that throws is lost to the others at once.
 inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
                      std::chrono::milliseconds deadline = std::chrono::seconds(30),
-                     bool same_host = true) {
+                     bool same_host = true,
+                     const std::function<torch::Device(int rank)>& device_of = {}) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(ranks);
   std::mutex mutex;
@@ -55,7 +56,7 @@ inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
         MeshOptions options;
         options.deadline = deadline;
         options.same_host = same_host;
-        options.device = torch::kCPU;
+        options.device = device_of ? device_of(rank) : torch::Device(torch::kCPU);
         Mesh mesh = ranks == 1 ? Mesh(options) : Mesh(store, rank, ranks, options);
         body(mesh);
         end();
