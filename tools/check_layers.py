@@ -20,6 +20,7 @@ ROOMS = {
     "format": ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"],
     "storage": ["memory", "posix", "cache", "http", "s3"],
     "comm": ["same_host"],
+    "torch": ["test_device"],
     "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "together", "check", "run", "staged"],
     "fsdp": ["plan", "unit", "step", "deferred", "wrap", "modules", "state", "testing"],
 }
