@@ -8,6 +8,11 @@
 namespace tessera {
 namespace {
 
+// The meta device has no kernels to save.
+bool has_kernels(torch::Device device) {
+  return !device.is_cpu() && !device.is_meta();
+}
+
 class C10dChannel final : public Channel {
  public:
   C10dChannel(c10::intrusive_ptr<c10d::ProcessGroup> group, std::int64_t elements,
@@ -18,13 +23,18 @@ class C10dChannel final : public Channel {
 
   const at::Tensor& shard() const override { return shard_; }
 
+  bool moves_whole() const override { return has_kernels(travelling_.device()); }
+
   // Buffers live from start to finish only: a unit at rest costs its shard.
   void start_gather(Take take, bool may_change) override {
     take_ = std::move(take);
-    sent_ = shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned() && !may_change, may_change);
-    gathered_ = torch::empty({group_->getSize() * shard_.numel()}, sent_.options());
-    gather_ = communicate("gather of parameters",
-                          [&] { return compat::all_gather(*group_, gathered_, sent_); });
+    send([](const at::TensorOptions& options,
+            std::int64_t count) { return torch::empty({count}, options); },
+         may_change);
+  }
+  at::Tensor start_whole_gather(const Room& room, bool may_change) override {
+    send([&](const at::TensorOptions& options, std::int64_t) { return room(options); }, may_change);
+    return gathered_;
   }
 
   void finish_gather() override {
@@ -34,6 +44,7 @@ class C10dChannel final : public Channel {
     const auto gather = std::exchange(gather_, {});
     if (!gather) return;  // it has failed before
     communicate("gather of parameters", [&] { gather->wait(); });
+    if (!take) return;
     const auto count = shard_.numel();
     for (int r = 0; r < group_->getSize(); ++r) {
       take(r, 0, r == group_->getRank() ? sent : gathered.narrow(0, r * count, count));
@@ -51,10 +62,11 @@ class C10dChannel final : public Channel {
     contributed_ = torch::empty({group_->getSize() * sum.elements}, travelling_.dtype(sum.dtype));
     for (int r = 0; r < group_->getSize(); ++r)
       fill(r, 0, contributed_.narrow(0, r * sum.elements, sum.elements));
-    sum_ = torch::empty({sum.elements}, contributed_.options());
-    averaged_ = sum.averaged;
-    reduce_ = communicate("reduction of gradients",
-                          [&] { return compat::reduce_scatter(*group_, sum_, contributed_); });
+    reduce(sum);
+  }
+  void start_whole_reduce(const SliceSum& sum, const at::Tensor& slices) override {
+    contributed_ = slices;
+    reduce(sum);
   }
 
   at::Tensor finish_reduce() override {
@@ -68,6 +80,20 @@ class C10dChannel final : public Channel {
   }
 
  private:
+  template <typename Make>
+  void send(Make&& make, bool may_change) {
+    sent_ = shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned() && !may_change, may_change);
+    gathered_ = make(sent_.options(), group_->getSize() * shard_.numel());
+    gather_ = communicate("gather of parameters",
+                          [&] { return compat::all_gather(*group_, gathered_, sent_); });
+  }
+  void reduce(const SliceSum& sum) {
+    sum_ = torch::empty({sum.elements}, contributed_.options());
+    averaged_ = sum.averaged;
+    reduce_ = communicate("reduction of gradients",
+                          [&] { return compat::reduce_scatter(*group_, sum_, contributed_); });
+  }
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Tensor shard_;
   at::TensorOptions travelling_;
@@ -116,6 +142,11 @@ class SoloChannel final : public Channel {
               const at::TensorOptions& travelling)
       : shard_(torch::zeros({elements}, shard)), travelling_(travelling) {}
   const at::Tensor& shard() const override { return shard_; }
+  bool moves_whole() const override { return has_kernels(travelling_.device()); }
+  at::Tensor start_whole_gather(const Room&, bool may_change) override {
+    return shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned() && !may_change, may_change);
+  }
+  void start_whole_reduce(const SliceSum&, const at::Tensor& slices) override { sum_ = slices; }
   // Whoever takes it casts and copies.
   void start_gather(Take take, bool may_change) override {
     take_ = std::move(take);

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,6 +60,18 @@ class Channel {
   virtual void start_gather(Take take, bool may_change) = 0;
   virtual void finish_gather() = 0;
 
+  // Whether it moves whole arrays: on a device, where a kernel takes apart what all ranks have
+  // sent, and puts together what they get. Then the two that are named so take the place of
+  // start_gather and start_reduce; they are queued on the current stream, and the finish makes the
+  // stream that is current then wait, not the host.
+  [[nodiscard]] virtual bool moves_whole() const { return false; }
+  // The shards of all ranks, one after the other, in memory of `room` or, where nothing travels,
+  // the shard itself; they are there after the finish.
+  using Room = std::function<at::Tensor(const at::TensorOptions& travelling)>;
+  [[nodiscard]] virtual at::Tensor start_whole_gather(const Room& room, bool may_change);
+  // `slices`: what this rank gives to each, one after the other.
+  virtual void start_whole_reduce(const SliceSum& sum, const at::Tensor& slices);
+
   // What every rank gives, one after the other; of the same shape (one dimension) and dtype on all.
   // Waits.
   [[nodiscard]] virtual at::Tensor exchange(const at::Tensor& mine) = 0;
@@ -80,6 +93,13 @@ class Channel {
  private:
   std::string label_;
 };
+
+inline at::Tensor Channel::start_whole_gather(const Room&, bool) {
+  throw std::logic_error("a channel that moves no whole arrays");
+}
+inline void Channel::start_whole_reduce(const SliceSum&, const at::Tensor&) {
+  throw std::logic_error("a channel that moves no whole arrays");
+}
 
 // A sum over the ranks that is under way.
 class PendingSum {

@@ -64,7 +64,7 @@ UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t
 }
 
 UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment,
-                       const std::vector<int>& dims) {
+                       const std::vector<int>& dims, bool whole_chunks) {
   UnitLayout layout;
   layout.runs.resize(world);
   layout.parts.resize(world);
@@ -93,8 +93,10 @@ UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t
     }
     const auto elements = outer * size * inner;
     layout.params.push_back({shape, elements, layout.gathered_elements, dim});
-    layout.gathered_elements += (elements + alignment - 1) / alignment * alignment;
-    layout.shard_elements += outer * chunk_size(size, world) * inner;
+    const auto chunk = outer * chunk_size(size, world) * inner;
+    const auto room = whole_chunks ? world * chunk : elements;
+    layout.gathered_elements += (room + alignment - 1) / alignment * alignment;
+    layout.shard_elements += chunk;
   }
   return layout;
 }

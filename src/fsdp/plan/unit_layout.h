@@ -50,9 +50,12 @@ struct UnitLayout {
 // chunk = ceil(size/world) as torch.chunk cuts (fsdp-rows P2). The dimension is `dims[parameter]`,
 // 0 where `dims` ends (fsdp-rows F4). Every parameter has room for a whole chunk in every shard;
 // what a rank does not hold is padding. `alignment`: elements that every parameter of the gathered
-// array starts at a multiple of. Throws `invalid_argument` for a shape without dimensions.
+// array starts at a multiple of. `whole_chunks`: every parameter has room for as many whole chunks
+// there as there are ranks, so that one kernel copies what they sent (on a device). Throws
+// `invalid_argument` for a shape without dimensions.
 [[nodiscard]] UnitLayout rows_layout(const std::vector<Shape>& shapes, int world,
-                                     std::int64_t alignment, const std::vector<int>& dims = {});
+                                     std::int64_t alignment, const std::vector<int>& dims = {},
+                                     bool whole_chunks = false);
 
 // FSDP1: parameters lie end to end in one flat array, which is cut into `world` equal ranges, the
 // last ones shorter or empty; what is missing at their end is zero. With `alignment`

@@ -137,6 +137,7 @@ class FullParams::Shown {
   Shown(std::shared_ptr<Unit> unit, const FullParamsOptions& options)
       : unit_(std::move(unit)), options_(options) {
     const torch::NoGradGuard no_grad;
+    unit_->look_at_reductions(detail::GradReducer::Look::all);
     unit_->adopt_replaced();
     auto whole = unit_->whole().gather();
     if (options_.with_grads) {
@@ -233,6 +234,8 @@ FullParams::~FullParams() = default;
 
 FullState full_state_dict(ModuleRef module, const FullStateOptions& options) {
   const torch::NoGradGuard no_grad;
+  for (const auto& [name, unit] : detail::units_below(module.get()))
+    unit->look_at_reductions(detail::GradReducer::Look::all);
   auto copies = gathered_copies(module.get(), options);
   const auto own_types = detail::types_of_buffers(module.get());
   FullState state;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/error.h"
+#include "tessera/layout.h"
 #include "torch/compat.h"
 
 namespace tessera::detail {

@@ -10,6 +10,7 @@
 #include "fsdp/testing/test_training.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/full_params.h"
+#include "torch/device.h"
 #include "torch/test_device/device_mesh.h"
 #include "torch/test_device/test_device.h"
 #include "torch/testing.h"
@@ -17,6 +18,8 @@
 namespace tessera {
 namespace {
 
+namespace nn = torch::nn;
+using ::testing::HasSubstr;
 using testing::loss_of;
 using testing::make_net;
 
@@ -55,16 +58,88 @@ void expect_equal(const Trained& found, const Trained& expected) {
         << entry.key();
 }
 
-class DeviceTraining : public ::testing::TestWithParam<int> {};
+class DeviceTrainings : public ::testing::TestWithParam<int> {};
 
-TEST_P(DeviceTraining, EqualsTheCpus) {
+TEST_P(DeviceTrainings, EqualsTheCpus) {
   std::vector<Trained> expected(GetParam()), found(GetParam());
   testing::run_mesh(GetParam(), [&](Mesh& mesh) { expected[mesh.rank()] = train(mesh); });
   testing::run_device_mesh(GetParam(), [&](Mesh& mesh) { found[mesh.rank()] = train(mesh); });
   for (int rank = 0; rank < GetParam(); ++rank) expect_equal(found[rank], expected[rank]);
   EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, DeviceTraining, ::testing::Values(1, 2, 3));
+
+// Of a step of a net, whose units are the blocks and the root.
+testing::DeviceCounts counts_of_step(Mesh& mesh, bool sharded, int blocks) {
+  auto net = make_net({.blocks = blocks});
+  if (sharded) {
+    testing::shard(net, mesh);
+  } else {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : net->parameters())
+      replace_data(parameter, parameter.detach().to(mesh.device()));
+  }
+  const int device = mesh.device().index();
+  testing::DeviceCounts counts;
+  for (int step = 0; step < 2; ++step) {  // the first one makes what lasts
+    const auto tokens = testing::batch_of(step, 0, mesh).to(mesh.device());
+    static_cast<void>(testing::take_counts(device));
+    loss_of(net, tokens).backward();
+    counts = testing::take_counts(device);
+    for (const auto& parameter : sharded_parameters(net))
+      parameter.local.mutable_grad() = torch::Tensor();
+  }
+  return counts;
+}
+
+// The host queues a whole step without a wait, and of each unit and pass a number of kernels that
+// does not depend on parameters and ranks.
+TEST_P(DeviceTrainings, AStepWaitsForNothingAndLaunchesLittle) {
+  constexpr int kBlocks = 4;
+  testing::run_device_mesh(GetParam(), [&](Mesh& mesh) {
+    const auto plain = counts_of_step(mesh, false, kBlocks);
+    const auto sharded = counts_of_step(mesh, true, kBlocks);
+    EXPECT_THAT(plain.waits, ::testing::IsEmpty());
+    EXPECT_THAT(sharded.waits, ::testing::IsEmpty());
+    EXPECT_THAT(sharded.pageable, ::testing::IsEmpty());
+    // Forward: gather, copy out. Backward: the same, and of the reduction the numbers that ranks
+    // compare, there and back, fill, reduce, divide.
+    const int gathers = 2 * kBlocks + 1, reductions = kBlocks + 1;
+    EXPECT_LE(sharded.all_launches() - plain.all_launches(), 2 * gathers + 5 * reductions)
+        << ::testing::PrintToString(sharded.launches) << " and without units "
+        << ::testing::PrintToString(plain.launches);
+  });
+  EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
+}
+
+// What the ranks compare of a reduction comes late, and nothing is saved before it is looked at.
+TEST(DeviceTraining, RanksThatDifferAreToldBeforeAnythingIsSaved) {
+  for (const bool saves : {true, false}) {
+    testing::set_late_events(true);
+    std::vector<std::string> said(2);
+    testing::run_device_mesh(2, [&](Mesh& mesh) {
+      nn::Linear model(3, 4);
+      replicate(model, mesh);
+      const auto forward = [&] { return call_module(model, torch::ones({2, 3})).sum(); };
+      forward().backward();
+      if (mesh.rank() == 1) forward();  // its backward is left out
+      forward().backward();
+      said[mesh.rank()] = testing::error_of([&] {
+        if (saves) {
+          static_cast<void>(full_state_dict(model));
+        } else {
+          const torch::NoGradGuard forwards_only;
+          for (int pass = 0; pass < 2; ++pass) forward();
+        }
+      });
+    });
+    testing::set_late_events(false);
+    for (const auto& text : said)
+      EXPECT_THAT(text, HasSubstr("reduced gradients of different passes")) << saves;
+  }
+  EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceTrainings, ::testing::Values(1, 2, 3));
 
 }  // namespace
 }  // namespace tessera

@@ -171,6 +171,7 @@ void Root::begin_pass() {
   const auto all = units();
   forget_dead_units(*state_of(all.front()->all_ranks()));
   for (const auto& unit : all) {
+    unit->look_at_reductions(GradReducer::Look::pass);
     entry_of(*unit).modules_to_run = 0;
     unit->note_graph_of_backward(false);
     unit->follow_requires_grad();

@@ -67,6 +67,10 @@ void give(const at::Tensor& full, const at::Tensor& gradient) {
                                                               : clone_obey_contract(gradient, full);
 }
 
+bool are_all_defined(const std::vector<at::Tensor>& gradients) {
+  return std::ranges::all_of(gradients, [](const auto& one) { return one.defined(); });
+}
+
 }  // namespace
 
 BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducerOptions& options)
@@ -202,6 +206,7 @@ bool BucketReducer::launch_in_place(Bucket& bucket) {
     if (parts.back().scalar_type() != options_.dtype || !is_alone(parts.back(), param == arriving_))
       return false;
   }
+  bucket.has_all = are_all_defined(gradients);
   auto trailer = Trailer::make(gradients, reduced_of(bucket), parts.front().options());
   bucket.sum = options_.transport->start_average(parts, trailer);
   if (!bucket.sum) return false;
@@ -252,24 +257,30 @@ void BucketReducer::launch_rows(Bucket& bucket) {
 
 // What it filled them with, by parameter.
 std::vector<at::Tensor> BucketReducer::fill_values(Bucket& bucket) {
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> gradients, to, from;
+  const bool has_kernels = !bucket.values.is_cpu();  // few of which copy many tensors
   std::int64_t at = 0;
   for (const auto param : bucket.params) {
     const auto count = params_[param].full.numel();
     const auto& gradient = gradients.emplace_back(params_[param].full.grad());
+    if (gradient.defined()) require_reducible(gradient);
     if (!gradient.defined()) {
       zero_quietly(bucket.values, at, count);
+    } else if (has_kernels) {
+      to.push_back(bucket.values.narrow(0, at, count));
+      from.push_back(gradient.contiguous().view({-1}));
     } else {
-      require_reducible(gradient);
       copy_quietly(bucket.values, at, gradient.contiguous().view({-1}), 0, count);
     }
     at += count;
   }
+  if (!to.empty()) at::_foreach_copy_(to, from);
   return gradients;
 }
 
 void BucketReducer::sum_values(Bucket& bucket, const std::vector<at::Tensor>& gradients) {
   if (scale().before != 1) bucket.values.narrow(0, 0, bucket.elements).div_(scale().before);
+  bucket.has_all = are_all_defined(gradients);
   const auto trailer = Trailer::make(gradients, reduced_of(bucket), bucket.values.options());
   copy_quietly(bucket.values, bucket.elements, trailer, 0, trailer.numel());
   bucket.sum = options_.transport->start_sum(bucket.values);
@@ -313,7 +324,8 @@ void BucketReducer::take_back_in_place(Bucket& bucket) {
   std::exchange(bucket.sum, nullptr)->finish();
   const auto trailer = std::exchange(bucket.trailer, {});
   const auto gradients = std::exchange(bucket.gradients, {});
-  const auto present = Trailer::read(trailer, bucket.params.size(), reduced_of(bucket));
+  const auto present =
+      read_trailer(trailer, bucket.params.size(), reduced_of(bucket), bucket.has_all);
   for (std::size_t k = 0; k < gradients.size(); ++k) {
     const auto& full = params_[bucket.params[k]].full;
     if (present[k] && !full.grad().defined()) give(full, gradients[k]);
@@ -327,7 +339,7 @@ void BucketReducer::take_back(Bucket& bucket) {
   auto gradients = values.narrow(0, 0, bucket.elements);
   std::vector<bool> present(bucket.params.size(), true);
   if (!comm_hook()) {
-    present = Trailer::read(values, bucket.params.size(), reduced_of(bucket));
+    present = read_trailer(values, bucket.params.size(), reduced_of(bucket), bucket.has_all);
     call_hook(gradients);
     if (scale().after != 1) gradients.div_(scale().after);
   }
@@ -374,6 +386,7 @@ void BucketReducer::forget() {
   if (std::exchange(begun_, false) && sync_ && early_)
     finish_unwanted([&] { static_cast<void>(start()); });
   for (auto& bucket : buckets_) forget(bucket);
+  forget_late();
   past_.assign(params_.size(), {});
 }
 

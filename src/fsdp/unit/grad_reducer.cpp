@@ -1,5 +1,6 @@
 #include "fsdp/unit/grad_reducer.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <array>
@@ -107,34 +108,93 @@ void require_reducible(const at::Tensor& gradient) {
   require_without_graph(gradient);
 }
 
-at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced& what,
-                         const at::TensorOptions& options) {
-  auto numbers = at::empty({size(gradients.size())}, at::kFloat);
+void GradReducer::look(Look how) {
+  while (!late_.empty()) {
+    const auto& [trailer, is_old] = late_.front();
+    if (!trailer.is_here()) {
+      if (how == Look::now || (how == Look::pass && !is_old)) break;
+      trailer.wait();
+    }
+    const auto done = std::move(late_.front());
+    late_.pop_front();
+    done.trailer.require();
+  }
+  if (how != Look::pass) return;
+  for (auto& one : late_) one.is_old = true;
+}
+
+std::vector<bool> GradReducer::read_trailer(const at::Tensor& sum, std::size_t parameters,
+                                            const Reduced& what, bool has_all) {
+  if (!has_all || sum.is_cpu()) return Trailer::read(sum, parameters, what);
+  late_.push_back({LateTrailer(sum, parameters, what)});
+  return std::vector<bool>(parameters, true);
+}
+
+namespace {
+
+at::Tensor numbers_of(const std::vector<at::Tensor>& gradients, const Reduced& what) {
+  auto numbers = at::empty({Trailer::size(gradients.size())}, at::kFloat);
   auto* number = numbers.mutable_data_ptr<float>();
   for (const auto& gradient : gradients) *number++ = gradient.defined() ? 1.0F : 0.0F;
   for (const auto value : {what.id, what.pass, what.trained}) {
-    for (int bit = 0; bit < kBits; ++bit) {
+    for (int bit = 0; bit < Trailer::kBits; ++bit) {
       const bool is_set = ((value >> bit) & 1U) != 0;
       *number++ = is_set ? 1.0F : 0.0F;
       *number++ = is_set ? 0.0F : 1.0F;
     }
   }
-  return numbers.to(options);
+  return numbers;
 }
 
-std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters,
-                                const Reduced& what) {
-  const auto count = size(parameters);
-  const auto numbers_of = [&](const at::Tensor& end) {
-    return end.is_complex() ? at::real(end) : end;
-  };
-  const auto trailer =
-      numbers_of(sum.narrow(0, sum.numel() - count, count)).to(at::kCPU, at::kDouble).contiguous();
+// The last elements of a sum; real ones.
+at::Tensor trailer_of(const at::Tensor& sum, std::size_t parameters) {
+  const auto count = Trailer::size(parameters);
+  const auto end = sum.narrow(0, sum.numel() - count, count);
+  return end.is_complex() ? at::real(end) : end;
+}
+
+// `sums`: of a trailer, on the host.
+std::vector<bool> read_sums(const at::Tensor& sums, std::size_t parameters, const Reduced& what) {
+  const auto trailer = sums.to(at::kDouble).contiguous();
   const auto* numbers = trailer.const_data_ptr<double>();
   require_same_reduced(what, numbers + parameters);
   std::vector<bool> present;
   for (std::size_t i = 0; i < parameters; ++i) present.push_back(numbers[i] != 0);
   return present;
+}
+
+}  // namespace
+
+at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced& what,
+                         const at::TensorOptions& options) {
+  if (!options.device().is_cpu() && !options.device().is_meta())
+    return make_rows(gradients, what, options, 1).view({-1});
+  return numbers_of(gradients, what).to(options);
+}
+
+at::Tensor Trailer::make_rows(const std::vector<at::Tensor>& gradients, const Reduced& what,
+                              const at::TensorOptions& options, int ranks) {
+  const auto numbers = numbers_of(gradients, what);
+  auto rows = at::empty({ranks, numbers.numel()}, options.device(at::kCPU).pinned_memory(true));
+  rows.copy_(numbers);
+  return rows.to(options.device(), /*non_blocking=*/true);
+}
+
+std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters,
+                                const Reduced& what) {
+  return read_sums(trailer_of(sum, parameters).to(at::kCPU), parameters, what);
+}
+
+LateTrailer::LateTrailer(const at::Tensor& sum, std::size_t parameters, const Reduced& what)
+    : parameters_(parameters), what_(what), event_(sum.device().type()) {
+  const auto trailer = trailer_of(sum, parameters);
+  numbers_ = at::empty(trailer.sizes(), trailer.options().device(at::kCPU).pinned_memory(true));
+  numbers_.copy_(trailer, /*non_blocking=*/true);
+  event_.record(c10::impl::VirtualGuardImpl(sum.device().type()).getStream(sum.device()));
+}
+
+void LateTrailer::require() const {
+  static_cast<void>(read_sums(numbers_, parameters_, what_));
 }
 
 }  // namespace tessera::detail

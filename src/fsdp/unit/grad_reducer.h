@@ -10,9 +10,11 @@
 // - Sums are divided by the number of ranks, by a part before the sum where it could overflow.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <torch/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -75,6 +77,51 @@ struct BackwardPlan {
   bool replicas = true;    // over the copies too, not only over the ranks that share the parameters
 };
 
+// What has to be the same on all ranks that reduce together; of each the lowest 16 bits count.
+struct Reduced {
+  std::uint32_t id = 0;       // of the unit or bucket
+  std::uint32_t pass = 0;     // BackwardPlan::pass
+  std::uint32_t trained = 0;  // digest_of_trained
+};
+
+// The numbers that travel behind the gradients of some parameters, and what their sums say.
+class Trailer {
+ public:
+  static constexpr int kBits = 16;  // of each number, and two elements for each
+  // `gradients`: of the parameters of one message; undefined where this rank has none.
+  [[nodiscard]] static std::int64_t size(std::size_t parameters) {
+    return static_cast<std::int64_t>(parameters) + 3 * 2 * kBits;
+  }
+  [[nodiscard]] static at::Tensor make(const std::vector<at::Tensor>& gradients,
+                                       const Reduced& what, const at::TensorOptions& options);
+  // The same for each of `ranks` slices, one below the other. The host does not wait for a device.
+  [[nodiscard]] static at::Tensor make_rows(const std::vector<at::Tensor>& gradients,
+                                            const Reduced& what, const at::TensorOptions& options,
+                                            int ranks);
+  // Of the summed slice: which parameters some rank had a gradient for. Throws `mismatch` when
+  // the ranks reduced different things. Sums of sums say the same.
+  [[nodiscard]] static std::vector<bool> read(const at::Tensor& sum, std::size_t parameters,
+                                              const Reduced& what);
+};
+
+// A trailer on its way from a device, for whoever knows already which gradients there are.
+class LateTrailer {
+ public:
+  // Queued on the current stream of the sum's device.
+  LateTrailer(const at::Tensor& sum, std::size_t parameters, const Reduced& what);
+  // It has come.
+  [[nodiscard]] bool is_here() const { return event_.query(); }
+  void wait() const { event_.synchronize(); }
+  // Throws as Trailer::read. When it is here.
+  void require() const;
+
+ private:
+  std::size_t parameters_;
+  Reduced what_;
+  at::Tensor numbers_;  // page-locked
+  c10::Event event_;
+};
+
 class GradReducer {
  public:
   virtual ~GradReducer() = default;
@@ -108,7 +155,18 @@ class GradReducer {
   // Waits for what is under way and forgets all gradients of this rank.
   virtual void forget() = 0;
 
+  // What the ranks compare of reductions that have ended on a device, which is late there: throws
+  // `mismatch` as a finish does. `now`: of what has come; `pass`: a pass begins, so of all that
+  // was late at the beginning of the one before too; `all`: of all.
+  enum class Look : std::uint8_t { now, pass, all };
+  void look(Look how);
+
  protected:
+  // Trailer::read, unless this rank `has_all` gradients and the sum is on a device: then the ranks
+  // are compared when the trailer has come.
+  [[nodiscard]] std::vector<bool> read_trailer(const at::Tensor& sum, std::size_t parameters,
+                                               const Reduced& what, bool has_all);
+  void forget_late() { late_.clear(); }
   // A reduction begins.
   void adopt_rules();
   [[nodiscard]] const GradScale& scale() const noexcept { return scale_; }
@@ -126,29 +184,11 @@ class GradReducer {
   GradScale scale_;
   std::shared_ptr<const ReduceHook> hook_;
   CommHook comm_hook_;
-};
-
-// What has to be the same on all ranks that reduce together; of each the lowest 16 bits count.
-struct Reduced {
-  std::uint32_t id = 0;       // of the unit or bucket
-  std::uint32_t pass = 0;     // BackwardPlan::pass
-  std::uint32_t trained = 0;  // digest_of_trained
-};
-
-// The numbers that travel behind the gradients of some parameters, and what their sums say.
-class Trailer {
- public:
-  static constexpr int kBits = 16;  // of each number, and two elements for each
-  // `gradients`: of the parameters of one message; undefined where this rank has none.
-  [[nodiscard]] static std::int64_t size(std::size_t parameters) {
-    return static_cast<std::int64_t>(parameters) + 3 * 2 * kBits;
-  }
-  [[nodiscard]] static at::Tensor make(const std::vector<at::Tensor>& gradients,
-                                       const Reduced& what, const at::TensorOptions& options);
-  // Of the summed slice: which parameters some rank had a gradient for. Throws `mismatch` when
-  // the ranks reduced different things. Sums of sums say the same.
-  [[nodiscard]] static std::vector<bool> read(const at::Tensor& sum, std::size_t parameters,
-                                              const Reduced& what);
+  struct Late {
+    LateTrailer trailer;
+    bool is_old = false;  // a pass has begun since
+  };
+  std::deque<Late> late_;
 };
 
 }  // namespace tessera::detail

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fsdp/unit/quiet_copy.h"
+#include "fsdp/unit/whole_copies.h"
 #include "layout/boxes.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"
@@ -84,13 +85,31 @@ Channel& ParamStore::source() const {
   return is_parked_ ? *parking_->channel : *channel_;
 }
 
+const UnitLayout& ParamStore::source_layout() const {
+  return is_parked_ ? parking_->layout : layout_;
+}
+
 void ParamStore::start_gather(std::shared_ptr<StoragePool> pool, bool may_change) {
-  const auto& from = is_parked_ ? parking_->layout : layout_;
+  const auto& from = source_layout();
+  if (source().moves_whole()) return start_whole_gather(*pool, may_change);
   source().start_gather(
       [this, &from, pool = std::move(pool)](int rank, std::int64_t begin, const at::Tensor& part) {
         // Taken when the first part is here: until then a prefetched unit costs its buffers only.
         if (!filling_.defined()) filling_ = pool->make_like(gathered_);
         take(from, rank, begin, part);
+      },
+      may_change);
+}
+
+// Where shards lie as parameters do, what travels fills the parameters' own memory.
+void ParamStore::start_whole_gather(StoragePool& pool, bool may_change) {
+  const torch::NoGradGuard no_grad;
+  filling_ = pool.make_like(gathered_);
+  const auto& from = source_layout();
+  const auto count = static_cast<std::int64_t>(from.runs.size()) * from.shard_elements;
+  sent_ = source().start_whole_gather(
+      [&](const at::TensorOptions& travelling) {
+        return lies_as_sent(from) ? filling_ : at::empty({count}, travelling);
       },
       may_change);
 }
@@ -111,6 +130,8 @@ void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
 // The memory moves under the module's tensors.
 void ParamStore::finish_gather() {
   source().finish_gather();
+  if (const auto sent = std::exchange(sent_, {}); sent.defined() && !sent.is_same(filling_))
+    copy_out(source_layout(), sent, layout_, filling_);
   auto& storage = storage_of(gathered_);
   compat::allow_access(storage);
   storage.set_data_ptr_noswap(
@@ -121,7 +142,7 @@ void ParamStore::finish_gather() {
 void ParamStore::drop_gather(StoragePool& pool) {
   finish_unwanted([&] { source().finish_gather(); });
   if (filling_.defined()) pool.take(storage_of(filling_));  // not after a failure
-  filling_ = at::Tensor();
+  filling_ = sent_ = at::Tensor();
 }
 
 void ParamStore::free(StoragePool& pool) {

@@ -87,6 +87,8 @@ class ParamStore {
   };
   void fill_shard(const std::vector<at::Tensor>& parameters);
   [[nodiscard]] Channel& source() const;
+  [[nodiscard]] const UnitLayout& source_layout() const;
+  void start_whole_gather(StoragePool& pool, bool may_change);
   void take(const UnitLayout& from, int rank, std::int64_t begin, const at::Tensor& part);
 
   UnitLayout layout_;
@@ -96,6 +98,7 @@ class ParamStore {
   bool is_parked_ = false;
   at::Tensor gathered_;  // one-dimensional; memory only while gathered
   at::Tensor filling_;   // the same, filled by a gather under way
+  at::Tensor sent_;      // by all ranks in a gather under way, where that is one array
 };
 
 }  // namespace tessera::detail

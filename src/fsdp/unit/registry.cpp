@@ -91,8 +91,11 @@ UnitsOf::~UnitsOf() {
   }
 }
 
-void refresh_units(const torch::nn::Module& module) {
-  for (const auto& [name, unit] : units_below(module)) unit->refresh();
+void refresh_units(const torch::nn::Module& module, GradReducer::Look how) {
+  for (const auto& [name, unit] : units_below(module)) {
+    unit->look_at_reductions(how);
+    unit->refresh();
+  }
 }
 
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh) {

@@ -35,8 +35,9 @@ struct ParamOwner {
 // The units at and below `module` with their names below it, each once, in module order.
 [[nodiscard]] std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
     const torch::nn::Module& module);
-// What users put in the place of their parameters is what they have (Unit::refresh).
-void refresh_units(const torch::nn::Module& module);
+// What users put in the place of their parameters is what they have (Unit::refresh). Throws
+// `mismatch` when the ranks did not reduce the same: of all reductions, unless `how` says less.
+void refresh_units(const torch::nn::Module& module, GradReducer::Look how = GradReducer::Look::all);
 
 // Enters `unit`, and forgets units whose modules have died.
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fsdp/unit/quiet_copy.h"
+#include "fsdp/unit/whole_copies.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/rank_local.h"
@@ -126,13 +127,18 @@ bool ShardReducer::start() {
     return true;
   }
   averages_ = may_average();
+  has_all_ = std::ranges::all_of(gradients, [](const auto& one) { return one.defined(); });
   const auto elements = slices_->shard_elements;
-  store_.channel().start_reduce({.elements = elements + Trailer::size(travelling_.size()),
-                                 .dtype = options_.dtype,
-                                 .averaged = averages_ ? elements : 0,
-                                 .what = "gradients of " + std::to_string(travelling_.size()) +
-                                         " of " + std::to_string(params_.size()) + " parameters"},
-                                fill_of(std::move(gradients)));
+  const SliceSum sum{.elements = elements + Trailer::size(travelling_.size()),
+                     .dtype = options_.dtype,
+                     .averaged = averages_ ? elements : 0,
+                     .what = "gradients of " + std::to_string(travelling_.size()) + " of " +
+                             std::to_string(params_.size()) + " parameters"};
+  if (store_.channel().moves_whole()) {
+    store_.channel().start_whole_reduce(sum, whole_slices(gradients));
+  } else {
+    store_.channel().start_reduce(sum, fill_of(std::move(gradients)));
+  }
   under_way_ = true;
   return true;
 }
@@ -150,6 +156,16 @@ void ShardReducer::reduce_by_hook(std::vector<at::Tensor> gradients) {
     fill(rank, 0, whole.narrow(0, rank * count, count));
   sum_ = at::empty({count}, options);
   comm_hook()(whole, sum_);
+}
+
+at::Tensor ShardReducer::whole_slices(const std::vector<at::Tensor>& gradients) const {
+  const torch::NoGradGuard no_grad;
+  const auto options = at::TensorOptions(store_.device()).dtype(options_.dtype);
+  const auto trailer =
+      Trailer::make_rows(gradients, reduced_, options, static_cast<int>(slices_->runs.size()));
+  auto whole = join_slices(*slices_, gradients, trailer);
+  if (scale().before != 1) whole.narrow(1, 0, slices_->shard_elements).div_(scale().before);
+  return whole.view({-1});
 }
 
 // Self-contained: the transport may call it when this unit is gone.
@@ -223,7 +239,7 @@ void ShardReducer::finish() {
 }
 
 void ShardReducer::finish_sum(const at::Tensor& sum) {
-  const auto present = Trailer::read(sum, travelling_.size(), reduced_);
+  const auto present = read_trailer(sum, travelling_.size(), reduced_, has_all_);
   auto reduced = sum.narrow(0, 0, slices_->shard_elements);
   if (averages_) return give(reduced, present);
   call_hook(reduced);
@@ -290,6 +306,7 @@ void ShardReducer::forget() {
     });
   }
   over_replicas_.reset();
+  forget_late();
   sum_ = at::Tensor();
   waiting_ = at::Tensor();
   for (auto& kept : kept_) kept = at::Tensor();

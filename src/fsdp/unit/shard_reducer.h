@@ -48,6 +48,7 @@ class ShardReducer final : public GradReducer {
   void choose_slices(std::vector<std::size_t> travelling);
   [[nodiscard]] UnitLayout slices_of_travelling() const;
   [[nodiscard]] bool may_average() const;
+  [[nodiscard]] at::Tensor whole_slices(const std::vector<at::Tensor>& gradients) const;
   [[nodiscard]] Channel::Fill fill_of(std::vector<at::Tensor> gradients) const;
   void reduce_by_hook(std::vector<at::Tensor> gradients);
   void finish_sum(const at::Tensor& sum);
@@ -69,6 +70,7 @@ class ShardReducer final : public GradReducer {
   Reduced reduced_;  // by the last reduction
   bool under_way_ = false;
   bool averages_ = false;  // what is under way
+  bool has_all_ = false;   // of the gradients that travel
   at::Tensor sum_;
   // Sums over the ranks that share the parameters which have not been summed over the copies yet.
   at::Tensor waiting_;

@@ -49,11 +49,11 @@ void require_uniform(const std::vector<at::Tensor>& parameters) {
 
 // `element_size`: of the type that gathered parameters have (fsdp-rows K9).
 UnitLayout layout_of(const std::vector<Shape>& shapes, const std::vector<int>& dims,
-                     Geometry geometry, int world, std::size_t element_size) {
+                     Geometry geometry, int world, std::size_t element_size, bool whole_chunks) {
   const auto size = static_cast<std::int64_t>(element_size);
   switch (geometry) {
     case Geometry::rows:
-      return rows_layout(shapes, world, kAlignmentBytes / size, dims);
+      return rows_layout(shapes, world, kAlignmentBytes / size, dims, whole_chunks);
     case Geometry::flat:
       return flat_layout(shapes, world, 0);
     case Geometry::flat_original:
@@ -285,7 +285,7 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
   const auto compute = compute_type(parameters.front().scalar_type(), options_.mixed_precision);
   store_ = std::make_unique<ParamStore>(
       layout_of(shapes, dims_of(parameters, options_, mesh.size()), geometry_, mesh.size(),
-                c10::elementSize(compute)),
+                c10::elementSize(compute), /*whole_chunks=*/!spec.mesh.device().is_cpu()),
       ParamStoreOptions{
           .rank = mesh.rank(),
           .transport = state_of(mesh)->transport.get(),

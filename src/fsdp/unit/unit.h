@@ -192,6 +192,8 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
     return has_kept_ || (over_copies && has_waiting_);
   }
   void forget_gradients();
+  // Throws when reductions that have ended were not of the same on all ranks (GradReducer::look).
+  void look_at_reductions(GradReducer::Look how);
   // While nobody collects gradients, full.grad() is a stand-in wherever local.grad() is there, so
   // that module->zero_grad() works and an optimizer on the wrong tensors fails loudly. FSDP1's
   // units forget with local.grad() what they keep for a later reduction, so while they keep

@@ -144,6 +144,15 @@ void Unit::finish_reduce() {
   note(TraceStep::finish_reduce);
 }
 
+void Unit::look_at_reductions(GradReducer::Look how) {
+  if (!reducer_) return;
+  try {
+    reducer_->look(how);
+  } catch (Error& error) {
+    throw error.at_key(name_);
+  }
+}
+
 void Unit::keep_gradients() {
   grad_state_ = next(grad_state_, GradStep::keep);
   if (reducer_) reducer_->keep();

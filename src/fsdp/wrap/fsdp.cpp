@@ -129,7 +129,7 @@ void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
 
 std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
   const auto& module = module_ref.get();
-  detail::refresh_units(module);
+  detail::refresh_units(module, detail::GradReducer::Look::now);
   detail::warn_of_forgotten(module);
   ParameterList list(module);
   for (const auto& entry : module.named_parameters()) {

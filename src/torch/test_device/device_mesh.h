@@ -62,7 +62,8 @@ inline void run_device_mesh(int ranks, const std::function<void(Mesh&)>& body) {
         const auto& state = *detail::state_of(mesh);
         if (const auto& group = state.process_group) {
           const auto type = mesh.device().type();
-          group->setBackend(type, c10d::ProcessGroup::BackendType::CUSTOM,
+          // A kind that the group has would be reused.
+          group->setBackend(type, c10d::ProcessGroup::BackendType::UCC,
                             c10::make_intrusive<UncountedBackend>(group->getBackend(type),
                                                                   mesh.device().index()));
         }
