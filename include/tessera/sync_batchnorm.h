@@ -79,7 +79,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   void enter(const torch::Tensor& scale, const torch::Tensor& shift, const torch::Tensor& mean,
              const torch::Tensor& variance, const torch::Tensor& count);
   void require_input(const torch::Tensor& input) const;
-  double count_batch();
+  [[nodiscard]] double share_of_batch() const;
   torch::Tensor normalize_alone(const torch::Tensor& input, double factor);
   torch::Tensor normalize_together(const torch::Tensor& input, double factor);
 

@@ -218,8 +218,12 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
                 "a SyncBatchNorm has no mesh: convert_sync_batchnorm(model, mesh) gives it one");
   }
   if (mesh_->size() == 1 && input.numel() == input.size(1) && input.numel() > 0) throw_single();
-  const auto factor = count_batch();
-  return mesh_->size() == 1 ? normalize_alone(input, factor) : normalize_together(input, factor);
+  const auto factor = share_of_batch();
+  const auto output =
+      mesh_->size() == 1 ? normalize_alone(input, factor) : normalize_together(input, factor);
+  // What throws is no batch.
+  if (num_batches_tracked.defined()) num_batches_tracked += 1;
+  return output;
 }
 
 void SyncBatchNormImpl::require_input(const torch::Tensor& input) const {
@@ -232,11 +236,10 @@ void SyncBatchNormImpl::require_input(const torch::Tensor& input) const {
                                    " channels got " + std::to_string(input.size(1)));
 }
 
-// Returns how much of the running statistics the batch makes.
-double SyncBatchNormImpl::count_batch() {
+// How much of the running statistics the next batch makes.
+double SyncBatchNormImpl::share_of_batch() const {
   if (!num_batches_tracked.defined()) return 0;
-  num_batches_tracked += 1;
-  return options.momentum() ? *options.momentum() : 1.0 / num_batches_tracked.item<double>();
+  return options.momentum() ? *options.momentum() : 1.0 / (num_batches_tracked.item<double>() + 1);
 }
 
 torch::Tensor SyncBatchNormImpl::normalize_alone(const torch::Tensor& input, double factor) {

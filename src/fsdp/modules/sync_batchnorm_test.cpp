@@ -234,6 +234,8 @@ TEST_P(SyncBatchNormTest, RefusesWhatItCannotDo) {
                     norm(torch::zeros({rows, kChannels}));
                   }).what(),
                   HasSubstr("one value per channel"));
+      EXPECT_EQ(norm->num_batches_tracked.item<int>(), 0);
+      EXPECT_TRUE(torch::equal(norm->running_var, torch::ones({kChannels})));
       without->eval();
       EXPECT_TRUE(torch::equal(without(torch::zeros({2, 3})), torch::zeros({2, 3})));
       if (ranks == 1) return;
