@@ -22,6 +22,15 @@ torch::Tensor weighted(const torch::Tensor& gradient, double weight) {
   return weight == 0 ? torch::zeros_like(gradient) : gradient * weight;
 }
 
+// Tensor::remove_hook empties the hook's place and keeps it, since those behind have numbers. With
+// none behind it is nobody's: a model that has a Join in each epoch would get longer lists.
+void remove_hook(const torch::Tensor& parameter, unsigned hook) {
+  parameter.remove_hook(hook);
+  const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
+  if (meta == nullptr || !meta->cpp_hooks_list_) return;
+  if (auto& hooks = *meta->cpp_hooks_list_; hook + 1 == hooks.size()) hooks.pop_back();
+}
+
 }  // namespace
 
 struct Join::Impl {
@@ -120,7 +129,7 @@ Join::Join(const std::vector<ModuleRef>& models, const Mesh& mesh, const JoinOpt
 Join::~Join() {
   restore_buffers();
   impl_->set_counts(true);
-  for (const auto& [parameter, hook] : impl_->watched) parameter.remove_hook(hook);
+  for (const auto& [parameter, hook] : impl_->watched) remove_hook(parameter, hook);
 }
 
 void Join::restore_buffers() {

@@ -250,6 +250,45 @@ TEST(Join, EveryBatchCountsWhenItIsGone) {
   });
 }
 
+std::size_t hooks_of(const torch::Tensor& parameter) {
+  const auto& hooks = torch::autograd::impl::get_autograd_meta(parameter)->cpp_hooks_list_;
+  return hooks ? hooks->size() : 0;
+}
+
+// A training has one in each epoch. A hook of the caller's keeps its number.
+TEST(Join, LeavesNoHooksBehind) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto layers = join_layers();
+    replicate(layers, mesh);
+    const auto epoch = [&](bool hooks_in_between) {
+      std::optional<unsigned> own;
+      {
+        Join join({layers}, mesh);
+        ASSERT_TRUE(join.next(mesh.rank() == 0));
+        layers(join_input(mesh.rank(), 0)).square().mean().backward();
+        if (hooks_in_between)
+          own = layers->up->weight.register_hook([](const torch::Tensor& g) { return 3 * g; });
+      }
+      if (!own) return;
+      layers->zero_grad();
+      layers(join_input(mesh.rank(), 1)).square().mean().backward();
+      const auto tripled = layers->up->weight.grad().clone();
+      layers->up->weight.remove_hook(*own);
+      layers->zero_grad();
+      layers(join_input(mesh.rank(), 1)).square().mean().backward();
+      EXPECT_TRUE(torch::allclose(tripled, 3 * layers->up->weight.grad()));
+    };
+    layers(join_input(mesh.rank(), 0)).square().mean().backward();
+    const auto before = hooks_of(layers->up->weight);
+    for (int i = 0; i < 3; ++i) epoch(false);
+    EXPECT_EQ(hooks_of(layers->up->weight), before);
+    epoch(true);
+    const auto with_own = hooks_of(layers->up->weight);
+    epoch(false);
+    EXPECT_EQ(hooks_of(layers->up->weight), with_own);
+  });
+}
+
 TEST(Join, EarlyTerminationThrowsOnAllRanks) {
   run_mesh(2, [](Mesh& mesh) {
     auto layers = join_layers();
