@@ -198,6 +198,33 @@ TEST(OptimizerStateErrors, LeaveTheOptimizerAsItWas) {
       HasSubstr("different number of parameter groups"));
 }
 
+// Every option that changes the arithmetic is compared, for each optimizer.
+TEST(OptimizerStateErrors, NoOptionThatCountsIsPassedOver) {
+  const auto refused = [](const OptimizerRef& optimizer, const char* name, const Value& value) {
+    const auto given = optimizer_state_dict(optimizer);
+    EXPECT_THAT(testing::error_of([&] {
+                  load_optimizer_state_dict(optimizer, with_option(given, name, value));
+                }),
+                HasSubstr(name));
+  };
+  for (const std::string kind : {"Adam", "AdamW", "SGD", "Adagrad", "RMSprop"}) {
+    SCOPED_TRACE(kind);
+    const auto training = make(kind);
+    refused(*training.optimizer, "maximize", true);
+    if (kind.starts_with("Adam"))
+      refused(*training.optimizer, "decoupled_weight_decay", kind == "Adam");
+  }
+  SCOPED_TRACE("tessera::AdamW");
+  ShardedParameter parameter;
+  parameter.names = {"p"};
+  parameter.shape = {3, 2};
+  parameter.local = values(0, {3, 2}).requires_grad_();
+  AdamW own({parameter});
+  refused(own, "maximize", true);
+  refused(own, "amsgrad", true);
+  refused(own, "decoupled_weight_decay", false);
+}
+
 TEST(OptimizerStateErrors, SayWhatIsNotKept) {
   const auto training = make("Adam");
   training.steps(1, 1);
@@ -323,6 +350,20 @@ TEST(OptimizerStateOwn, WhatIsForgottenBeginsAtZero) {
     return parameter.local.detach();
   };
   EXPECT_TRUE(torch::equal(train(true), train(false)));
+}
+
+// As torch.optim's: what is frozen is in its group and has no state until it trains.
+TEST(OptimizerStateOwn, OfFrozenParametersIsNotMade) {
+  ShardedParameter frozen;
+  frozen.names = {"p"};
+  frozen.shape = {3, 2};
+  frozen.local = values(0, {3, 2});
+  AdamW optimizer({frozen});
+  optimizer.make_state();
+  EXPECT_FALSE(optimizer.state(0, 0).defined());
+  frozen.local.requires_grad_();
+  optimizer.make_state();
+  EXPECT_TRUE(optimizer.state(0, 0).defined());
 }
 
 // A load fills it in place, and gives it back as views.

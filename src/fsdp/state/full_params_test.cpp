@@ -124,6 +124,10 @@ TEST(FullParams, AndShardsTellEachOtherWhatChanged) {
         for (auto& parameter : sharded_parameters(net)) parameter.local.sub_(1);
         for (const auto& name : names) expected[name].sub_(1);
         expect_now("a step inside");
+        // What is no number is not equal to itself, and was not changed.
+        for (auto& parameter : sharded_parameters(net)) parameter.local.nan_to_num_(7);
+        for (const auto& name : names) expected[name].nan_to_num_(7);
+        expect_now("a number again");
         // The whole tensor has not seen the step, and its value counts.
         net->blocks[0]->up->bias.fill_(3);
         expected["block0.up.bias"].fill_(3);
