@@ -202,9 +202,8 @@ TEST(OptimizerStateErrors, LeaveTheOptimizerAsItWas) {
 TEST(OptimizerStateErrors, NoOptionThatCountsIsPassedOver) {
   const auto refused = [](const OptimizerRef& optimizer, const char* name, const Value& value) {
     const auto given = optimizer_state_dict(optimizer);
-    EXPECT_THAT(testing::error_of([&] {
-                  load_optimizer_state_dict(optimizer, with_option(given, name, value));
-                }),
+    EXPECT_THAT(testing::error_of(
+                    [&] { load_optimizer_state_dict(optimizer, with_option(given, name, value)); }),
                 HasSubstr(name));
   };
   for (const std::string kind : {"Adam", "AdamW", "SGD", "Adagrad", "RMSprop"}) {

@@ -1,6 +1,7 @@
 #include "optim_state/training_load.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "fsdp/state/model_state.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
+#include "value/children.h"
 
 namespace tessera::detail {
 namespace {
@@ -40,21 +42,34 @@ void warn_of_ranks(int saved, int ranks) {
 
 // Empty dicts of `value`, which lies at `place`, become what takes all that the checkpoint has
 // there.
-Value asking(const Value& value, const Path& place, const Checkpoint& contents) {
-  if (!value.is(Value::Kind::dict)) return value;
-  if (!has_values(value)) {
-    const bool is_there = std::ranges::any_of(
-        contents.leaves, [&](const Leaf& leaf) { return part_below(leaf, place).has_value(); });
-    return is_there ? Value() : value;
-  }
-  auto asked = Value::dict({}, value.dict_kind());
-  for (const auto& [key, child] : value.pairs()) {
-    auto inside = place;
-    const bool has_step = key.is(Value::Kind::string);
-    if (has_step) inside.emplace_back(key.as_string());
-    asked.set_item(key, has_step ? asking(child, inside, contents) : child);
-  }
+Value asking(const Value& value, const Path& place, const Checkpoint& contents);
+
+Value asking_dict(const Value& dict, const Path& place, const Checkpoint& contents) {
+  if (!has_values(dict)) return leaves_below(contents, place).empty() ? dict : Value();
+  auto asked = Value::dict({}, dict.dict_kind());
+  for (const auto& [key, child] : dict.pairs())
+    asked.set_item(key, asking(child, below(place, step_of_key(key)), contents));
   return asked;
+}
+
+// Whether a load takes it as one, as a list without tensors and dicts.
+bool is_one_leaf(const Value& list) {
+  const auto leaves = leaves_of(list);
+  return leaves.size() == 1 && leaves.front().path.empty();
+}
+
+Value asking_list(const Value& list, const Path& place, const Checkpoint& contents) {
+  if (is_one_leaf(list)) return list;
+  Value::List items;
+  for (const auto& item : list.items())
+    items.push_back(asking(item, below(place, std::ssize(items)), contents));
+  auto asked = Value::list(std::move(items));
+  return is_one_leaf(asked) ? Value() : asked;
+}
+
+Value asking(const Value& value, const Path& place, const Checkpoint& contents) {
+  if (value.is(Value::Kind::dict)) return asking_dict(value, place, contents);
+  return value.is(Value::Kind::list) ? asking_list(value, place, contents) : value;
 }
 
 }  // namespace
@@ -87,8 +102,8 @@ Value TrainingLoad::prepare(const Checkpoint& contents) {
   auto tree = tree_of(state_, model_, std::move(optim), stored_of_rank(contents));
   for (const auto& [key, value] : state_.values.pairs()) {
     // Under other names a none takes nothing.
-    if (key.is(Value::Kind::string) && !options_.rename)
-      tree.set_item(key, asking(value, below(place_, key.as_string()), contents));
+    if (!options_.rename)
+      tree.set_item(key, asking(value, below(place_, step_of_key(key)), contents));
   }
   if (trainer_) tree.erase(kTrain);
   return tree;

@@ -74,8 +74,8 @@ std::vector<Placed<TrainingState>> placed(TrainingState& state) {
   return all_placed(state);
 }
 
-Path below(Path place, const std::string& key) {
-  place.emplace_back(key);
+Path below(Path place, PathPart step) {
+  place.push_back(std::move(step));
   return place;
 }
 

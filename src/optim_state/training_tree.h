@@ -26,7 +26,7 @@ struct Placed {
 [[nodiscard]] std::vector<Placed<const TrainingState>> placed(const TrainingState& state);
 [[nodiscard]] std::vector<Placed<TrainingState>> placed(TrainingState& state);
 
-[[nodiscard]] Path below(Path place, const std::string& key);
+[[nodiscard]] Path below(Path place, PathPart step);
 
 // The dict of one state. `optim`: of the optimizer, if there is one; `ranks`: what belongs to
 // single ones. Throws `invalid_argument` for values under a key of the state's own.

@@ -105,9 +105,9 @@ TEST(TrainingState, HasValuesOfEachRank) {
       EXPECT_TRUE(torch::all(rng == (was_there ? mesh.rank() : 99)).item<bool>()) << world;
     });
     set_log({});
-    EXPECT_EQ(said.find("values of 3 ranks are loaded by " + std::to_string(world)) !=
-                  std::string::npos,
-              world != 3)
+    EXPECT_EQ(
+        said.find("values of 3 ranks are loaded by " + std::to_string(world)) != std::string::npos,
+        world != 3)
         << said;
   }
 }
@@ -155,6 +155,62 @@ TEST(TrainingState, TakesWholeSubtreesInThePlaceOfNothing) {
       EXPECT_EQ(testing::error_of([&] { load(state, path, mesh.checkpoint_group()); }).substr(0, 9),
                 "not_found");
     });
+  }
+}
+
+// Also below keys that are no strings and in lists, of a file that keeps the types of keys and of
+// one that has only names.
+TEST(TrainingState, TakesSubtreesBelowAnyStep) {
+  const TemporaryDirectory directory;
+  const auto alone = solo_group();
+  auto net = make_net({});
+  const auto dict_of = [](std::vector<Value::Pair> pairs) { return Value::dict(std::move(pairs)); };
+  const auto filled = [&](int number) {
+    return dict_of({{"lr", number}, {"inner", dict_of({{Value(3), number + 0.5}})}});
+  };
+  const auto nothing = Value::dict();
+  const auto values = [&](bool has_names_alone, const auto& at) {
+    const auto key = [&](int k) { return has_names_alone ? Value(std::to_string(k)) : Value(k); };
+    return dict_of({{key(7), at(1)},
+                    {"deep", dict_of({{key(1), at(2)}, {key(2), dict_of({{"x", at(3)}})}})},
+                    {"list", Value::list({at(4), Value(4)})},
+                    {"lists", Value::list({Value::list({at(5)}), at(6)})},
+                    {"beside", Value::list({at(7), leaf_of(torch::ones({2}))})}});
+  };
+  const auto inner_of_strings = [&](int number) {
+    return dict_of({{"lr", number}, {"inner", dict_of({{"3", number + 0.5}})}});
+  };
+  for (const std::string name : {"dcp", "file.pt", "names"}) {
+    const auto path = directory.path() + "/" + name;
+    const bool has_names_alone = name == "names";
+    TrainingState state(net);
+    state.values = has_names_alone ? values(true, inner_of_strings) : values(false, filled);
+    save(state, path, *alone);
+    for (const auto& placeholder : {Value::dict(), Value()}) {
+      const bool is_none = placeholder.is(Value::Kind::none);
+      state.values = values(false, [&](int number) {
+        // A list of nones is a value like any other.
+        return is_none && (number == 4 || number == 5) ? nothing : placeholder;
+      });
+      load(state, path, *alone);
+      const auto expected =
+          has_names_alone ? values(false, inner_of_strings) : values(false, filled);
+      for (const auto& [key, value] : expected.pairs()) {
+        if (key == Value("beside")) continue;  // tensors are nodes
+        EXPECT_EQ(*state.values.find_key(key), value) << name << " " << is_none;
+      }
+      EXPECT_EQ(state.values.at("beside").items()[0], expected.at("beside").items()[0]) << name;
+    }
+  }
+  // A key and its text are two.
+  TrainingState state(net);
+  state.values = dict_of({{"both", dict_of({{Value(1), filled(1)}, {"1", filled(2)}})}});
+  save(state, directory.path() + "/both.pt", *alone);
+  const auto both = state.values.at("both");
+  for (const auto& [key, value] : both.pairs()) {
+    state.values = dict_of({{"both", dict_of({{key, nothing}})}});
+    load(state, directory.path() + "/both.pt", *alone);
+    EXPECT_EQ(*state.values.at("both").find_key(key), value);
   }
 }
 

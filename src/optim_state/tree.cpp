@@ -87,12 +87,11 @@ KeyOrder order_of(const Value& key) {
 
 Value stored_part(const Checkpoint& checkpoint, const Path& path) {
   std::vector<Leaf> below;
-  for (const auto& leaf : checkpoint.leaves) {
-    auto part = part_below(leaf, path);
-    if (!part) continue;
-    part->name = dotted(part->path);
-    part->containers = nullptr;
-    below.push_back(*std::move(part));
+  for (const auto i : leaves_below(checkpoint, path)) {
+    auto part = part_of(checkpoint.leaves[i], path.size());
+    part.name = dotted(part.path);
+    part.containers = nullptr;
+    below.push_back(std::move(part));
   }
   return unflatten(below);
 }

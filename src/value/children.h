@@ -57,6 +57,12 @@ namespace tessera {
   return odd != nullptr ? odd->key : Value(std::get<std::string>(step));
 }
 
+// The step that a key of a dict is.
+[[nodiscard]] inline PathPart step_of_key(const Value& key) {
+  if (key.is(Value::Kind::string)) return key.as_string();
+  return DictKey{key_text(key), key};
+}
+
 // What follows calls visit(child, name) for children; name() is the step that leads to one, made
 // when asked for.
 [[nodiscard]] inline auto step_named(const char* name) {

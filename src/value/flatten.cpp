@@ -31,11 +31,6 @@ std::shared_ptr<const Container> container_of(const Value& dict) {
   return std::make_shared<const Container>(std::move(made));
 }
 
-PathPart part_of(const Value& key) {
-  if (key.is(Kind::string)) return key.as_string();
-  return DictKey{key_text(key), key};
-}
-
 class Flattener {
  public:
   // `empty_dicts`: they are leaves.
@@ -84,7 +79,7 @@ class Flattener {
 
   void descend_pairs(const std::vector<Value::Pair>& pairs) {
     for (const auto& [key, value] : pairs) {
-      path_.push_back(part_of(key));
+      path_.push_back(step_of_key(key));
       visit(value);
       path_.pop_back();
     }

@@ -127,13 +127,11 @@ class Planner {
   bool add_below(const Leaf& wanted) {
     if (!wanted.value.is(Value::Kind::none) || options_.rename) return false;
     std::vector<Leaf> below;
-    for (std::size_t i = 0; i < checkpoint_.leaves.size(); ++i) {
-      std::optional<Leaf> part = part_below(checkpoint_.leaves[i], wanted.path);
-      if (!part) continue;
+    for (const std::size_t i : leaves_below(checkpoint_, wanted.path)) {
       taken_[i] = true;
       source_.want(i);
-      part->value = fresh_.of(part->value);
-      below.push_back(*std::move(part));
+      below.push_back(part_of(checkpoint_.leaves[i], wanted.path.size()));
+      below.back().value = fresh_.of(below.back().value);
     }
     if (below.empty()) return false;
     plan_.values.emplace_back(wanted.path, unflatten(below));

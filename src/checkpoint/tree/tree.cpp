@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <span>
+#include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "tessera/error.h"
@@ -27,6 +29,26 @@ bool has_all_leaves(const Checkpoint& checkpoint) {
   });
 }
 
+// Whether `there` is the step `wanted`, or a name that it has.
+bool is_text_of(const PathPart& wanted, const PathPart& there) {
+  const auto* key = std::get_if<DictKey>(&wanted);
+  const auto* name = std::get_if<std::string>(&there);
+  return key != nullptr && name != nullptr ? key->text == *name : wanted == there;
+}
+
+template <typename IsStep>
+std::vector<std::size_t> leaves_below(const Checkpoint& checkpoint, const Path& path,
+                                      IsStep is_step) {
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < checkpoint.leaves.size(); ++i) {
+    const Path& way = checkpoint.leaves[i].path;
+    if (way.size() > path.size() &&
+        std::ranges::equal(path, std::span(way).first(path.size()), is_step))
+      found.push_back(i);
+  }
+  return found;
+}
+
 }  // namespace
 
 Value shared_tree(const Checkpoint& checkpoint) {
@@ -38,15 +60,18 @@ Value shared_tree(const Checkpoint& checkpoint) {
   }
 }
 
-std::optional<Leaf> part_below(const Leaf& leaf, const Path& path) {
-  if (leaf.path.size() <= path.size() ||
-      !std::ranges::equal(path, std::span(leaf.path).first(path.size())))
-    return std::nullopt;
-  const auto steps = static_cast<std::ptrdiff_t>(path.size());
+std::vector<std::size_t> leaves_below(const Checkpoint& checkpoint, const Path& path) {
+  const auto same = [](const PathPart& wanted, const PathPart& there) { return wanted == there; };
+  auto found = leaves_below(checkpoint, path, same);
+  return found.empty() ? leaves_below(checkpoint, path, is_text_of) : found;
+}
+
+Leaf part_of(const Leaf& leaf, std::size_t steps) {
+  const auto count = static_cast<std::ptrdiff_t>(steps);
   Leaf part = leaf;
-  part.path.erase(part.path.begin(), part.path.begin() + steps);
+  part.path.erase(part.path.begin(), part.path.begin() + count);
   if (leaf.containers) {
-    part.containers = std::make_shared<const Containers>(leaf.containers->begin() + steps,
+    part.containers = std::make_shared<const Containers>(leaf.containers->begin() + count,
                                                          leaf.containers->end());
   }
   return part;
