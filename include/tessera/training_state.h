@@ -51,7 +51,7 @@ class TrainingState {
 // parameter without a step has no optimizer state. Without a group the ranks are those that a model
 // is sharded over, or this process alone. Throws `invalid_argument` if the optimizer has parameters
 // that are not the model's or two things have one key, `unsupported` for tensors on other devices
-// than the CPU and CUDA's. Collective.
+// than the CPU and CUDA's, and for a `key` or others in one of OLMo's kinds. Collective.
 SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
                 Group& group);
 SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options = {});

@@ -170,7 +170,7 @@ TEST(SeveralModels, NeedKeysOfTheirOwn) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-// OLMo's kinds have one model, and ranks that have different models save nothing.
+// OLMo's kinds have one model under no key, and ranks that have different models save nothing.
 TEST(SeveralModels, AreRefusedWhereTheyHaveNoPlace) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";
@@ -179,6 +179,11 @@ TEST(SeveralModels, AreRefusedWhereTheyHaveNoPlace) {
     for (const auto kind : {CheckpointKind::olmo_torch_new, CheckpointKind::olmo_legacy}) {
       EXPECT_EQ(error_of([&] { save(*pair.state, path, {.kind = kind}); }).substr(0, 11),
                 "unsupported");
+      TrainingState one(pair.one, *pair.adam);
+      one.key = "app";
+      const auto text = error_of([&] { save(one, path, {.kind = kind}); });
+      EXPECT_EQ(text.substr(0, 11), "unsupported") << text;
+      EXPECT_NE(text.find("TrainingState::key"), std::string::npos) << text;
     }
     if (mesh.rank() == 1) pair.state->others.clear();
     const auto text = error_of([&] { save(*pair.state, path); });

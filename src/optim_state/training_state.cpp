@@ -61,12 +61,16 @@ void require_same_tensors(const std::string& mine, Group& group) {
   }
 }
 
-// OLMo's kinds have one model.
-void require_place_for_others(const TrainingState& state, const SaveOptions& options) {
-  if (state.others.empty() || !options.kind || !is_olmo_kind(*options.kind)) return;
-  throw Error(ErrorCode::unsupported, "TrainingState::others in a checkpoint of kind " +
-                                          std::string(to_string(*options.kind)))
-      .at_key(state.others.front().key);
+// OLMo's kinds have one model, and it lies under no key.
+void require_place_for_keys(const TrainingState& state, const SaveOptions& options) {
+  if (!options.kind || !is_olmo_kind(*options.kind)) return;
+  const auto refuse = [&](const std::string& what, const std::string& key) {
+    throw Error(ErrorCode::unsupported, "TrainingState::" + what + " in a checkpoint of kind " +
+                                            std::string(to_string(*options.kind)))
+        .at_key(key);
+  };
+  if (!state.key.empty()) refuse("key", state.key);
+  if (!state.others.empty()) refuse("others", state.others.front().key);
 }
 
 // Ranks that have saved just these parts themselves open their own files alone. Names that the
@@ -104,7 +108,7 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
   Value tree;
   std::string tensors;
   agree(group, "taking a training state", [&] {
-    require_place_for_others(state, options);
+    require_place_for_keys(state, options);
     if (group.size() > 1) tensors = described_tensors(state);
     tree = detail::tree_to_save(state, group.rank());
   });
