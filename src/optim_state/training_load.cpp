@@ -77,9 +77,11 @@ Value asking(const Value& value, const Path& place, const Checkpoint& contents) 
 TrainingLoad::TrainingLoad(const Placed<TrainingState>& placed, const LoadOptions& options,
                            int rank, int ranks)
     : state_(placed.state), place_(placed.place), options_(options), rank_(rank), ranks_(ranks) {
-  require_own_names(state_, options);
-  if (state_.optimizer()) optim_.emplace(state_.model(), *state_.optimizer());
-  model_ = model_state(state_.model());
+  named_from_top(place_, [&] {
+    require_own_names(state_, options);
+    if (state_.optimizer()) optim_.emplace(state_.model(), *state_.optimizer());
+    model_ = model_state(state_.model());
+  });
 }
 
 LiveNames TrainingLoad::names() {
@@ -151,7 +153,9 @@ LoadReport load_all(std::vector<TrainingLoad>& loads, const Checkpoint& contents
   auto tree = Value::dict();
   try {
     agree(group, "preparing to load a training state", [&] {
-      for (auto& one : loads) put(tree, one.place(), one.prepare(contents));
+      for (auto& one : loads) {
+        put(tree, one.place(), named_from_top(one.place(), [&] { return one.prepare(contents); }));
+      }
     });
     report = load(tree);
   } catch (...) {
@@ -159,7 +163,7 @@ LoadReport load_all(std::vector<TrainingLoad>& loads, const Checkpoint& contents
     throw;
   }
   for (auto& one : loads) {
-    one.finish(at(tree, one.place()));
+    named_from_top(one.place(), [&] { one.finish(at(tree, one.place())); });
     one.report(report);
   }
   std::ranges::sort(report.missing);

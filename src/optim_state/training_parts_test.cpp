@@ -193,6 +193,49 @@ TEST(SeveralModels, AreRefusedWhereTheyHaveNoPlace) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+// Which of the states it is whose keys differ.
+TEST(SeveralModels, AreNamedByTheirErrors) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  const auto alone = solo_group();
+  Pair pair(Mesh(), Way::whole, [] { return make_net({}); });
+  (void)pair.steps(0);
+  save(*pair.state, path, *alone);
+  const auto key_named_by = [](const auto& work) -> std::string {
+    try {
+      work();
+    } catch (const Error& error) {
+      return error.key();
+    }
+    return "no Error";
+  };
+  const auto with = [&](const OptimizerRef& optimizer) {
+    TrainingState state(pair.one, *pair.adam);
+    state.others.emplace_back(pair.two, optimizer).key = "discriminator";
+    return state;
+  };
+  const auto key_of_load = [&](const OptimizerRef& optimizer) {
+    auto state = with(optimizer);
+    return key_named_by([&] { load(state, path, *alone); });
+  };
+  const auto key_of_save = [&](const TrainingState& state) {
+    return key_named_by([&] { save(state, path + "2", *alone); });
+  };
+  // Other groups, another optimizer, one of another model.
+  torch::optim::SGD few(pair.two->head->parameters(), testing::sgd_options());
+  torch::optim::RMSprop other(pair.two->parameters(), 0.1);
+  torch::optim::SGD foreign(pair.one->parameters(), testing::sgd_options());
+  EXPECT_EQ(key_of_load(few), "discriminator.param_groups.0.params");
+  EXPECT_EQ(key_of_load(other), "discriminator.param_groups");
+  EXPECT_EQ(key_of_load(foreign), "discriminator");
+  EXPECT_EQ(key_of_save(with(foreign)), "discriminator");
+  auto state = with(*pair.sgd);
+  state.key = "gan";
+  state.others[0].values.set_item("model", 1);
+  EXPECT_EQ(key_of_save(state), "gan.discriminator.model");
+  EXPECT_EQ(key_named_by([&] { (void)Snapshot(state); }), "gan.discriminator.model");
+}
+
 // A failed load leaves the optimizers of all states as they were.
 TEST(SeveralModels, AFailedLoadLeavesAllOptimizers) {
   const TemporaryDirectory directory;

@@ -79,6 +79,15 @@ Path below(Path place, PathPart step) {
   return place;
 }
 
+Error moved_below(const Path& place, const Error& error) {
+  const auto above = dotted(place);
+  Error moved(error.code(), error.message());
+  moved.at_key(error.key().empty() ? above : above + "." + error.key());
+  if (!error.path().empty()) moved.at_path(error.path());
+  if (error.offset()) moved.at_offset(*error.offset());
+  return moved;
+}
+
 Value tree_of(const TrainingState& state, const Value& model, std::optional<Value> optim,
               std::optional<Value> ranks) {
   auto tree = Value::dict({{kModel, model}});
@@ -98,7 +107,7 @@ void put(Value& tree, const Path& place, Value part) {
   }
   const auto key = step_text(place.back());
   auto& into = at(tree, {place.begin(), place.end() - 1});
-  if (into.find(key) != nullptr) throw taken(key);
+  if (into.find(key) != nullptr) throw taken(dotted(place));
   into.set_item(key, std::move(part));
 }
 
@@ -114,7 +123,10 @@ std::string key_of(int rank) {
 
 Value tree_to_save(const TrainingState& state, int rank) {
   auto tree = Value::dict();
-  for (const auto& [one, place] : placed(state)) put(tree, place, one_to_save(one, rank));
+  for (const auto& all : placed(state)) {
+    const auto& one = all.state;
+    put(tree, all.place, named_from_top(all.place, [&] { return one_to_save(one, rank); }));
+  }
   return tree;
 }
 

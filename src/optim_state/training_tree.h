@@ -2,8 +2,10 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "tessera/error.h"
 #include "tessera/leaf.h"
 #include "tessera/training_state.h"
 
@@ -27,6 +29,20 @@ struct Placed {
 [[nodiscard]] std::vector<Placed<TrainingState>> placed(TrainingState& state);
 
 [[nodiscard]] Path below(Path place, PathPart step);
+
+// `error`, the key of which is one of the state at `place`.
+[[nodiscard]] Error moved_below(const Path& place, const Error& error);
+
+// work(). What it throws names its key from the top of the tree: which state it is of.
+template <typename Work>
+decltype(auto) named_from_top(const Path& place, Work&& work) {
+  try {
+    return std::forward<Work>(work)();
+  } catch (const Error& error) {
+    if (place.empty() || !error.peers().empty()) throw;
+    throw moved_below(place, error);
+  }
+}
 
 // The dict of one state. `optim`: of the optimizer, if there is one; `ranks`: what belongs to
 // single ones. Throws `invalid_argument` for values under a key of the state's own.
