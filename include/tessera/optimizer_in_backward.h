@@ -23,19 +23,20 @@ namespace [[gnu::visibility("default")]] tessera {
 using MakeOptimizer =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor> parameters)>;
 
-// Gives each parameter that requires a gradient an optimizer of its own, which the parameter owns.
-// Its groups then hold another tensor over the parameter's memory, so that both die together. It
-// steps whenever the gradient is complete: averaged over the ranks if the parameter is sharded,
-// accumulated if it is in no unit. If micro-batches accumulate without synchronisation, it steps
-// after the one that synchronises. Gradients cannot be clipped. Throws `invalid_argument` for flat
-// parameters (use_orig_params = false), and `unsupported` for parameters of replicate and NO_SHARD
-// and for those that have a post-accumulate hook; then nothing was changed. Local.
+// Gives each parameter an optimizer of its own, which the parameter owns; a frozen one, too, which
+// trains when it is thawed. Its groups then hold another tensor over the parameter's memory, so
+// that both die together. It steps whenever the gradient is complete: averaged over the ranks if
+// the parameter is sharded, accumulated if it is in no unit. If micro-batches accumulate without
+// synchronisation, it steps after the one that synchronises. Gradients cannot be clipped. Throws
+// `invalid_argument` for flat parameters (use_orig_params = false), and `unsupported` for
+// parameters of replicate and NO_SHARD and for those that have a post-accumulate hook; then nothing
+// was changed. Local.
 void apply_optimizer_in_backward(const std::vector<ShardedParameter>& parameters,
                                  const MakeOptimizer& make);
 
 // These optimizers as one, for functions on optimizer state. Parameters whose optimizers are of one
-// type and have the same options now are one group. So what is saved loads into an ordinary
-// optimizer of the parameters that require gradients, and the reverse; give the optimizers to load
+// type and have the same options now are one group, frozen ones among them. So what is saved loads
+// into an ordinary optimizer of the same parameters, and the reverse; give the optimizers to load
 // into other options where those that were saved had some. Throws `invalid_argument` if no
 // parameter has an optimizer in backward, `unsupported` for a type that OptimizerRef does not know.
 [[nodiscard]] OptimizerRef optimizer_in_backward(const std::vector<ShardedParameter>& parameters);

@@ -3,10 +3,9 @@
 #include "tessera/training_state.h"
 
 #include <gtest/gtest.h>
-
 #include <torch/torch.h>
-#include <atomic>
 
+#include <atomic>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "optim_state/testing.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
+#include "tessera/optimizer_in_backward.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 
@@ -315,6 +315,29 @@ TEST(TrainingState, OfAdamWHasFrozenParametersInTheirGroups) {
     TrainingState state(other, fresh);
     load(state, path, mesh.checkpoint_group());
     expect_losses(thaw(other, fresh, 2, 6), after);
+  });
+}
+
+// They step in the backward, and take the state of an ordinary optimizer of all parameters.
+TEST(OptimizerInBackward, HasFrozenParametersInItsGroups) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    auto alone = make_net({}), net = filled_net();
+    for (auto* one : {&alone, &net}) (*one)->embed->weight.set_requires_grad(false);
+    torch::optim::Adam ordinary(alone->parameters(), torch::optim::AdamOptions(0.01));
+    shard(net, Way::rows, mesh);
+    const auto parameters = sharded_parameters(net);
+    apply_optimizer_in_backward(parameters, [](auto given) {
+      return std::make_unique<torch::optim::Adam>(given, torch::optim::AdamOptions(0.5));
+    });
+    (void)thaw(alone, ordinary, 0, 2);
+    if (mesh.rank() == 0) save(TrainingState(alone, ordinary), path, *solo_group());
+    mesh.group().barrier();
+    TrainingState state(net, optimizer_in_backward(parameters));
+    load(state, path, mesh.checkpoint_group());
+    torch::optim::SGD within({torch::zeros({1})}, 1);  // the backward has stepped
+    expect_losses(thaw(net, within, 2, 6), thaw(alone, ordinary, 2, 6));
   });
 }
 

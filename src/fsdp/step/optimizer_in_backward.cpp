@@ -38,6 +38,12 @@ std::size_t replace_parameter(torch::optim::Optimizer& optimizer, const at::Tens
   return *found;
 }
 
+// Only such types can ever be trained.
+at::Tensor of_same_memory(const at::Tensor& parameter) {
+  const auto type = parameter.scalar_type();
+  return parameter.detach().requires_grad_(at::isFloatingType(type) || at::isComplexType(type));
+}
+
 // Runs when a gradient is in the parameter's grad(). The parameter owns the hook and the hook the
 // optimizer; so that they die together the optimizer works on another tensor over the parameter's
 // memory.
@@ -45,7 +51,7 @@ class Step : public torch::autograd::PostAccumulateGradHook {
  public:
   Step(const at::Tensor& parameter, std::unique_ptr<torch::optim::Optimizer> optimizer)
       : optimizer_(std::move(optimizer)),
-        same_(parameter.detach().requires_grad_()),
+        same_(of_same_memory(parameter)),
         group_(replace_parameter(*optimizer_, parameter, same_)) {}
   void operator()(const torch::autograd::Variable& parameter) override {
     const torch::NoGradGuard no_grad;
@@ -67,13 +73,23 @@ class Step : public torch::autograd::PostAccumulateGradHook {
   std::size_t group_;
 };
 
+// Null: none. A tensor that never required a gradient has no place for one, and libtorch's function
+// fails on it.
+const torch::autograd::PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
+  if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr) return nullptr;
+  return torch::autograd::impl::post_acc_grad_hooks(parameter).get();
+}
+
 void require_possible(const ShardedParameter& parameter) {
   if (!parameter.members.empty()) {
     throw Error(ErrorCode::invalid_argument,
                 "FSDP optimizer in backward only supported with use_orig_params=True!")
         .at_key(parameter.name());
   }
-  if (torch::autograd::impl::post_acc_grad_hooks(parameter.local)) {
+  // A unit that is whole on all ranks gives its parameters hooks of its own: frozen ones when they
+  // are thawed.
+  const bool is_whole_in_unit = !parameter.sharded && !parameter.home.expired();
+  if (is_whole_in_unit || hook_of(parameter.local) != nullptr) {
     throw Error(ErrorCode::unsupported,
                 "an optimizer in backward takes parameters that fully_shard or "
                 "FullyShardedDataParallel shards, or that are in no unit, and that have no "
@@ -84,7 +100,7 @@ void require_possible(const ShardedParameter& parameter) {
 
 // Null: it has no optimizer in backward.
 const Step* step_of(const at::Tensor& parameter) {
-  return dynamic_cast<const Step*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+  return dynamic_cast<const Step*>(hook_of(parameter));
 }
 
 // Optimizers in backward as one.
@@ -183,7 +199,6 @@ void apply_optimizer_in_backward(const std::vector<ShardedParameter>& parameters
                                  const MakeOptimizer& make) {
   std::vector<std::pair<torch::Tensor, std::unique_ptr<Step>>> steps;
   for (const auto& parameter : parameters) {
-    if (!parameter.local.requires_grad()) continue;
     require_possible(parameter);
     steps.emplace_back(parameter.local,
                        std::make_unique<Step>(parameter.local, make({parameter.local})));

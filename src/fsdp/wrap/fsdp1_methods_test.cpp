@@ -579,8 +579,14 @@ TEST(OptimizerInBackward, IsRefusedWhereGradientsHaveAnotherHome_UO10_L36) {
     auto whole = wrap(mesh, {.sharding_strategy = ShardingStrategy::no_shard});
     EXPECT_THAT(error_of([&] { apply_optimizer_in_backward(whole.parameters(), make_sgd()); }),
                 HasSubstr("takes parameters that"));
+    // Also one that would get the unit's hook when it is thawed.
+    nn::Linear linear(2, 1), frozen(2, 1);
+    frozen->weight.set_requires_grad(false);
+    replicate(frozen, mesh);
+    EXPECT_THAT(
+        error_of([&] { apply_optimizer_in_backward({sharded_parameters(frozen)[0]}, make_sgd()); }),
+        HasSubstr("takes parameters that"));
     // Of no unit: libtorch runs the hook.
-    nn::Linear linear(2, 1);
     apply_optimizer_in_backward(sharded_parameters(linear), make_sgd());
     const auto before = linear->weight.detach().clone();
     linear(torch::ones({1, 2})).sum().backward();
