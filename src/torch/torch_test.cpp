@@ -7,13 +7,17 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "tessera/error.h"
 #include "tessera/mesh.h"
+#include "torch/delegating_backend.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
+#include "torch/torch_group.h"
 
 namespace tessera {
 namespace {
@@ -84,6 +88,40 @@ TEST(TorchGroup, LostPeerIsAnErrorWithinTheDeadlineAndBreaksTheGroup) {
       },
       std::chrono::seconds(3));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+// Fails without words, as backends of others may.
+class Wordless final : public DelegatingBackend {
+ public:
+  Wordless() : DelegatingBackend(/*rank=*/0, /*size=*/2, {}) {}
+  const std::string getBackendName() const override { return "wordless"; }
+  WorkPtr _allgather_base(at::Tensor& /*out*/, at::Tensor& /*in*/,
+                          const c10d::AllgatherOptions& /*options*/) override {
+    ++calls;
+    if (has_type) throw std::runtime_error("");
+    throw 0;  // NOLINT(*-exception-baseclass)
+  }
+  bool has_type = false;  // of the standard library
+  int calls = 0;
+};
+
+// Ranks no longer agree on what comes next, whatever the failure says.
+TEST(TorchGroup, AFailureWithoutWordsBreaksItToo) {
+  for (const bool has_type : {true, false}) {
+    const auto backend = c10::make_intrusive<Wordless>();
+    backend->has_type = has_type;
+    const auto made = c10::make_intrusive<c10d::ProcessGroup>(
+        c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, /*size=*/2);
+    made->setBackend(torch::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
+    made->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    const auto group = make_torch_group(made, {});
+    EXPECT_ANY_THROW(group->barrier());
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_THAT(testing::error_of([&] { group->barrier(); }),
+                  ::testing::HasSubstr("broken by an earlier failure"));
+    }
+    EXPECT_EQ(backend->calls, 1) << has_type;
+  }
 }
 
 TEST(Mesh, AddsUpOverRanks) {
