@@ -14,6 +14,7 @@
 #include "optim_state/training_load.h"
 #include "tessera/error.h"
 #include "tessera/group_checkpoint.h"
+#include "torch/host_bytes.h"
 #include "torch/tensor.h"
 
 namespace tessera {
@@ -31,9 +32,8 @@ std::string described_tensors(const TrainingState& state) {
     for (const auto& leaf : leaves_of(one.values)) {
       if (!leaf.value.is(Value::Kind::tensor) || !is_whole_in_memory(leaf.value.as_tensor()))
         continue;
-      const auto tensor = plain(tensor_of(leaf.value.as_tensor())).cpu().contiguous();
-      const auto digest =
-          digest64({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+      const auto host = to_host(tensor_of(leaf.value.as_tensor()));
+      const auto digest = digest64(host_bytes(host));
       text += above + (above.empty() ? "" : ".") + leaf.name + " " + std::to_string(digest) + "\n";
     }
   }

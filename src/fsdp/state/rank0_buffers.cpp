@@ -14,6 +14,7 @@
 #include "comm/confer.h"
 #include "comm/message.h"
 #include "fsdp/state/state_entries.h"
+#include "torch/host_bytes.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {
@@ -21,20 +22,13 @@ namespace {
 
 constexpr const char* kComparing = "comparing the buffers of a model";
 
-at::Tensor on_host(const at::Tensor& buffer) {
-  return plain(buffer.detach()).cpu().contiguous();
-}
-std::span<const std::byte> elements_of(const at::Tensor& host) {
-  return {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()};
-}
-
 // Of its form and its elements.
 std::uint64_t digest_of_buffer(const at::Tensor& buffer) {
-  const auto host = on_host(buffer);
+  const auto host = to_host(buffer);
   const std::string form = c10::str(host.scalar_type(), host.sizes());
   RunningDigest digest;
   digest.add(std::as_bytes(std::span(form.data(), form.size())));
-  digest.add(elements_of(host));
+  digest.add(host_bytes(host));
   return digest.value();
 }
 
@@ -122,7 +116,7 @@ class BufferComparison {
       for (const auto& [name, known] : decode_known(all)) {
         if (!known.differs || !known.is_rank0s) continue;
         names.push_back(name);
-        values.text(name).block(elements_of(on_host(buffers_.at(name))));
+        values.text(name).block(host_bytes(to_host(buffers_.at(name))));
       }
       if (!names.empty()) warn_of(names);
       return values.take();
@@ -154,7 +148,7 @@ class BufferComparison {
   void take(const std::string& name, std::span<const std::byte> elements) {
     const auto own = buffers_.find(name);
     if (own == buffers_.end()) return;
-    auto copy = on_host(own->second).clone();
+    auto copy = to_host(own->second).clone();
     if (copy.nbytes() != elements.size()) return;
     if (!elements.empty()) std::memcpy(copy.mutable_data_ptr(), elements.data(), elements.size());
     const auto type = types_.find(own->second.unsafeGetTensorImpl());
