@@ -110,4 +110,16 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
   return group;
 }
 
+c10::intrusive_ptr<c10d::ProcessGroup> make_reduction_group(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,
+    const MeshOptions& options) {
+  if (!device.is_cuda() || is_cuda_over_host()) return {};
+  auto group = c10::make_intrusive<ProcessGroup>(store, rank, size);
+  group->setBackend(device.type(), ProcessGroup::BackendType::NCCL,
+                    make_nccl(c10::make_intrusive<c10d::PrefixStore>("tessera/reductions", store),
+                              rank, size, options));
+  group->setDefaultBackend(ProcessGroup::BackendType::NCCL);
+  return group;
+}
+
 }  // namespace tessera

@@ -18,4 +18,12 @@ namespace tessera {
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,
     const MeshOptions& options);
 
+// A second group of the same ranks for reductions, where a communicator runs one collective after
+// the other in the order in which the host started them, whatever the streams: a gather of the next
+// unit would wait for the reduction before it. Null where that is not so: `group` does both.
+// Collective like it.
+[[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> make_reduction_group(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,
+    const MeshOptions& options);
+
 }  // namespace tessera

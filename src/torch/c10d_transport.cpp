@@ -13,11 +13,17 @@ bool has_kernels(torch::Device device) {
   return !device.is_cpu() && !device.is_meta();
 }
 
+bool is_nccl(c10d::ProcessGroup& group) {
+  return group.getDefaultBackend()->getBackendName() == "nccl";
+}
+
 class C10dChannel final : public Channel {
  public:
-  C10dChannel(c10::intrusive_ptr<c10d::ProcessGroup> group, std::int64_t elements,
+  C10dChannel(c10::intrusive_ptr<c10d::ProcessGroup> group,
+              c10::intrusive_ptr<c10d::ProcessGroup> reductions, std::int64_t elements,
               const at::TensorOptions& shard, const at::TensorOptions& travelling)
       : group_(std::move(group)),
+        reductions_(std::move(reductions)),
         shard_(torch::zeros({elements}, shard)),
         travelling_(travelling) {}
 
@@ -87,14 +93,19 @@ class C10dChannel final : public Channel {
     gather_ = communicate("gather of parameters",
                           [&] { return compat::all_gather(*group_, gathered_, sent_); });
   }
+  // NCCL divides on the way. What follows the averages is asked only whether it is zero.
   void reduce(const SliceSum& sum) {
     sum_ = torch::empty({sum.elements}, contributed_.options());
-    averaged_ = sum.averaged;
-    reduce_ = communicate("reduction of gradients",
-                          [&] { return compat::reduce_scatter(*group_, sum_, contributed_); });
+    const bool averages = sum.averaged > 0 && is_nccl(*reductions_);
+    averaged_ = averages ? 0 : sum.averaged;
+    c10d::ReduceScatterOptions options;
+    if (averages) options.reduceOp = c10d::ReduceOp::AVG;
+    reduce_ = communicate("reduction of gradients", [&] {
+      return compat::reduce_scatter(*reductions_, sum_, contributed_, options);
+    });
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_, reductions_;
   at::Tensor shard_;
   at::TensorOptions travelling_;
   at::Tensor sent_;         // the shard as it travels, while a gather is under way
@@ -123,17 +134,19 @@ class C10dSum final : public PendingSum {
 
 class C10dTransport final : public Transport {
  public:
-  explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
+  C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                c10::intrusive_ptr<c10d::ProcessGroup> reductions)
+      : group_(std::move(group)), reductions_(reductions ? std::move(reductions) : group_) {}
   std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& shard,
                                 const at::TensorOptions& travelling) override {
-    return std::make_unique<C10dChannel>(group_, elements, shard, travelling);
+    return std::make_unique<C10dChannel>(group_, reductions_, elements, shard, travelling);
   }
   std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
-    return std::make_unique<C10dSum>(*group_, values);
+    return std::make_unique<C10dSum>(*reductions_, values);
   }
 
  private:
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_, reductions_;
 };
 
 class SoloChannel final : public Channel {
@@ -189,8 +202,9 @@ class SoloTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_c10d_transport(c10::intrusive_ptr<c10d::ProcessGroup> group) {
-  return std::make_unique<C10dTransport>(std::move(group));
+std::unique_ptr<Transport> make_c10d_transport(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                               c10::intrusive_ptr<c10d::ProcessGroup> reductions) {
+  return std::make_unique<C10dTransport>(std::move(group), std::move(reductions));
 }
 
 std::unique_ptr<Transport> make_solo_transport() {

@@ -9,7 +9,9 @@
 
 namespace tessera {
 
+// `reductions`: a group of the same ranks for sums; null: `group`.
 [[nodiscard]] std::unique_ptr<Transport> make_c10d_transport(
-    c10::intrusive_ptr<c10d::ProcessGroup> group);
+    c10::intrusive_ptr<c10d::ProcessGroup> group,
+    c10::intrusive_ptr<c10d::ProcessGroup> reductions = {});
 
 }  // namespace tessera

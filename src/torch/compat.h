@@ -36,11 +36,12 @@ c10::intrusive_ptr<c10d::Work> all_gather(Group& group, at::Tensor& out, at::Ten
 }
 
 template <typename Group = c10d::ProcessGroup>
-c10::intrusive_ptr<c10d::Work> reduce_scatter(Group& group, at::Tensor& out, at::Tensor& in) {
-  if constexpr (requires { group.reduce_scatter_single(out, in); }) {
-    return group.reduce_scatter_single(out, in);
+c10::intrusive_ptr<c10d::Work> reduce_scatter(Group& group, at::Tensor& out, at::Tensor& in,
+                                              const c10d::ReduceScatterOptions& options = {}) {
+  if constexpr (requires { group.reduce_scatter_single(out, in, options); }) {
+    return group.reduce_scatter_single(out, in, options);
   } else {
-    return group._reduce_scatter_base(out, in);
+    return group._reduce_scatter_base(out, in, options);
   }
 }
 

@@ -174,6 +174,7 @@ detail::MeshState::~MeshState() {
   };
   leave(std::move(store));
   leave(std::move(process_group));
+  leave(std::move(reductions));
   leave(std::move(names));
   leave(std::move(group));
   leave(std::move(checkpoint_group));
@@ -217,13 +218,15 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   state.process_group = communicate("connecting the ranks", [&] {
     NumberedPlace place(store, rank);
     state.store = place.store();
+    state.reductions = make_reduction_group(state.store, rank, size, state.device, options);
     return place.keep(make_process_group(state.store, rank, size, state.device, options));
   });
   state.names = make_call_names(state.process_group);
   state.group = make_torch_group(state.process_group, state.names);
   state.transport = make_same_host_transport(state.process_group);
   if (!state.transport) state.transport = make_pairwise_transport(state.process_group, state.names);
-  if (!state.transport) state.transport = make_c10d_transport(state.process_group);
+  if (!state.transport)
+    state.transport = make_c10d_transport(state.process_group, state.reductions);
 }
 
 Mesh Mesh::from_environment(const MeshOptions& options) {

@@ -37,6 +37,7 @@ struct MeshState : std::enable_shared_from_this<MeshState> {
   c10::intrusive_ptr<c10d::Store> store;  // null: one rank alone
   // Destroyed from the bottom up: what was split off, then transport, then the connections.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;  // null: one rank alone
+  c10::intrusive_ptr<c10d::ProcessGroup> reductions;     // null: process_group carries them, too
   std::shared_ptr<CallNames> names;  // null: what is called is compared elsewhere, or not at all
   std::unique_ptr<Group> group;
   std::unique_ptr<Group> checkpoint_group;  // null: nobody has asked for it
