@@ -169,6 +169,7 @@ void Root::begin_pass() {
   // than those that tell when a backward is over.
   at::autocast::clear_cache();
   const auto all = units();
+  pool_->follow_current();
   forget_dead_units(*state_of(all.front()->all_ranks()));
   for (const auto& unit : all) {
     unit->look_at_reductions(GradReducer::Look::pass);

@@ -1,5 +1,6 @@
 #include "fsdp/unit/param_store.h"
 
+#include <c10/core/StreamGuard.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -101,17 +102,31 @@ void ParamStore::start_gather(std::shared_ptr<StoragePool> pool, bool may_change
       may_change);
 }
 
-// Where shards lie as parameters do, what travels fills the parameters' own memory.
+// All of it is queued at once, on the stream of gathers. Where shards lie as parameters do, what
+// travels fills the parameters' own memory.
 void ParamStore::start_whole_gather(StoragePool& pool, bool may_change) {
   const torch::NoGradGuard no_grad;
+  const auto& gathers = pool.gathers(gathered_.device());
+  // The schedule's own gathers come after the changes that the beginning of the pass has seen.
+  if (may_change) gathers.follow_current();
   filling_ = pool.make_like(gathered_);
+  const c10::StreamGuard guard(gathers.stream());
   const auto& from = source_layout();
   const auto count = static_cast<std::int64_t>(from.runs.size()) * from.shard_elements;
-  sent_ = source().start_whole_gather(
+  const auto sent = source().start_whole_gather(
       [&](const at::TensorOptions& travelling) {
         return lies_as_sent(from) ? filling_ : at::empty({count}, travelling);
       },
       may_change);
+  source().finish_gather();
+  if (!sent.is_same(filling_)) copy_out(from, sent, layout_, filling_);
+  arrival_ = gathers.mark();
+}
+
+// The host goes on; the stream that computes waits.
+void ParamStore::await_gather() {
+  if (!arrival_) return source().finish_gather();
+  make_current_wait(*std::exchange(arrival_, std::nullopt), gathered_.device());
 }
 
 void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
@@ -129,9 +144,7 @@ void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
 
 // The memory moves under the module's tensors.
 void ParamStore::finish_gather() {
-  source().finish_gather();
-  if (const auto sent = std::exchange(sent_, {}); sent.defined() && !sent.is_same(filling_))
-    copy_out(source_layout(), sent, layout_, filling_);
+  await_gather();
   auto& storage = storage_of(gathered_);
   compat::allow_access(storage);
   storage.set_data_ptr_noswap(
@@ -140,9 +153,9 @@ void ParamStore::finish_gather() {
 }
 
 void ParamStore::drop_gather(StoragePool& pool) {
-  finish_unwanted([&] { source().finish_gather(); });
+  finish_unwanted([&] { await_gather(); });
   if (filling_.defined()) pool.take(storage_of(filling_));  // not after a failure
-  filling_ = sent_ = at::Tensor();
+  filling_ = at::Tensor();
 }
 
 void ParamStore::free(StoragePool& pool) {

@@ -89,6 +89,7 @@ class ParamStore {
   [[nodiscard]] Channel& source() const;
   [[nodiscard]] const UnitLayout& source_layout() const;
   void start_whole_gather(StoragePool& pool, bool may_change);
+  void await_gather();
   void take(const UnitLayout& from, int rank, std::int64_t begin, const at::Tensor& part);
 
   UnitLayout layout_;
@@ -98,7 +99,8 @@ class ParamStore {
   bool is_parked_ = false;
   at::Tensor gathered_;  // one-dimensional; memory only while gathered
   at::Tensor filling_;   // the same, filled by a gather under way
-  at::Tensor sent_;      // by all ranks in a gather under way, where that is one array
+  // On a device: what a gather of one array under way ends with, on the stream of gathers.
+  std::optional<c10::Event> arrival_;
 };
 
 }  // namespace tessera::detail

@@ -11,7 +11,11 @@ at::Tensor StoragePool::make_like(const at::Tensor& array) {
   auto& model = *array.storage().unsafeGetStorageImpl();
   const auto bytes = model.nbytes();
   auto memory = reuse(model);
-  if (!memory) memory = model.allocator()->allocate(bytes);
+  if (!memory) {
+    memory = model.allocator()->allocate(bytes);
+    // The allocator has it from kernels that the current stream has yet to run.
+    follow_current();
+  }
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), model.allocator(),
                        /*resizable=*/false);
   return at::empty({0}, array.options()).set_(std::move(storage), 0, array.sizes(), {});
@@ -19,10 +23,11 @@ at::Tensor StoragePool::make_like(const at::Tensor& array) {
 
 c10::DataPtr StoragePool::reuse(const c10::StorageImpl& model) {
   const auto block = std::ranges::find_if(blocks_, [&](const auto& one) {
-    return one.first == model.nbytes() && one.second.device() == model.device();
+    return one.bytes == model.nbytes() && one.memory.device() == model.device();
   });
   if (block == blocks_.end()) return {};
-  auto memory = std::move(block->second);
+  if (block->last_use && gathers_) block->last_use->block(gathers_->stream());
+  auto memory = std::move(block->memory);
   blocks_.erase(block);
   return memory;
 }
@@ -30,9 +35,20 @@ c10::DataPtr StoragePool::reuse(const c10::StorageImpl& model) {
 void StoragePool::take(c10::StorageImpl& storage) {
   const auto bytes = storage.nbytes();
   auto memory = storage.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
-  // Blocks of a CUDA device stay with libtorch's own caching allocator.
-  if (memory.device().is_cpu() && blocks_.size() < kKept)
-    blocks_.emplace_back(bytes, std::move(memory));
+  const auto device = memory.device();
+  if (!memory || device.is_meta() || blocks_.size() >= kKept) return;
+  Block block{bytes, std::move(memory), std::nullopt};
+  if (!device.is_cpu()) block.last_use = mark_current(device);
+  blocks_.push_back(std::move(block));
+}
+
+const SideStream& StoragePool::gathers(at::Device device) {
+  if (!gathers_ || gathers_->stream().device() != device) gathers_.emplace(device);
+  return *gathers_;
+}
+
+void StoragePool::follow_current() {
+  if (gathers_) gathers_->follow_current();
 }
 
 }  // namespace tessera::detail
