@@ -29,6 +29,13 @@ std::string error_of(Work&& work) {
   return "no Error";
 }
 
+// Where ranks compute whose test does not say; the CPU unless a program's own file sets another
+// place.
+inline std::function<torch::Device(int rank)>& device_of_ranks() {
+  static std::function<torch::Device(int)> device = [](int) { return torch::Device(torch::kCPU); };
+  return device;
+}
+
 // Runs `body` on `ranks` threads, each with its own Mesh, and joins them. Rethrows the first
 // failure by rank, preferring one that is not merely the loss of a peer. Without `same_host` they
 // meet through Gloo. A rank whose body returns keeps its mesh until all bodies have ended, for a
@@ -37,7 +44,7 @@ std::string error_of(Work&& work) {
 inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
                      std::chrono::milliseconds deadline = std::chrono::seconds(30),
                      bool same_host = true,
-                     const std::function<torch::Device(int rank)>& device_of = {}) {
+                     const std::function<torch::Device(int rank)>& device_of = device_of_ranks()) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(ranks);
   std::mutex mutex;
@@ -56,7 +63,7 @@ inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
         MeshOptions options;
         options.deadline = deadline;
         options.same_host = same_host;
-        options.device = device_of ? device_of(rank) : torch::Device(torch::kCPU);
+        options.device = device_of(rank);
         Mesh mesh = ranks == 1 ? Mesh(options) : Mesh(store, rank, ranks, options);
         body(mesh);
         end();

@@ -29,7 +29,7 @@ template <typename Model>
 torch::Tensor loss_of(Model& net, const torch::Tensor& tokens) {
   const auto logits = net(tokens.narrow(1, 0, 4)).to(torch::kFloat);
   return torch::cross_entropy_loss(logits.reshape({-1, kVocabulary}),
-                                   tokens.narrow(1, 1, 4).reshape({-1}));
+                                   tokens.narrow(1, 1, 4).reshape({-1}).to(logits.device()));
 }
 
 inline torch::optim::SGDOptions sgd_options() {
