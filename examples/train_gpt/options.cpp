@@ -43,6 +43,7 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--sharding", o.sharding, "fsdp2, fsdp1, ddp, or none for one rank alone")
       ->transform(CLI::CheckedTransformer(shardings).description(""))
       ->type_name("fsdp2|fsdp1|ddp|none");
+  app.add_flag("--flat", o.flat, "With fsdp2: parameters of a block end to end, not cut by rows");
 }
 
 void add_output_flags(CLI::App& app, Options& o) {
@@ -79,6 +80,7 @@ std::string contradiction(const Options& o) {
   if (o.sharding == Sharding::none && world != nullptr && std::string(world) != "1") {
     return "--sharding none is for one rank alone";
   }
+  if (o.flat && o.sharding != Sharding::fsdp2) return "--flat is for --sharding fsdp2";
   if (o.keep > 0 && o.save.empty()) return "--keep needs --save";
   return {};
 }

@@ -28,6 +28,7 @@ struct Options {
   int threads = 0;         // of each rank; 0: what libtorch chooses
   Precision dtype = Precision::fp32;
   Sharding sharding = Sharding::fsdp2;
+  bool flat = false;  // fsdp2: ShardLayout::flat
 
   std::string save;                  // checkpoints go to SAVE/step{N}
   std::string checkpointer = "dcp";  // or one of OLMo's: full, torch_new, torch_legacy, local

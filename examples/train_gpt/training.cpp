@@ -38,10 +38,13 @@ Gpt build(const Options& o, const tessera::Mesh& mesh) {
   Gpt model = make_gpt({o.dim, o.layers, o.heads, o.seq, o.tied}, o.seed);
   model->to(mesh.device());
   switch (o.sharding) {
-    case Sharding::fsdp2:
-      for (Block& block : model->blocks) tessera::fully_shard(block, mesh);
-      tessera::fully_shard(model, mesh);
+    case Sharding::fsdp2: {
+      tessera::ShardOptions options;
+      if (o.flat) options.layout = tessera::ShardLayout::flat;
+      for (Block& block : model->blocks) tessera::fully_shard(block, mesh, options);
+      tessera::fully_shard(model, mesh, options);
       return model;
+    }
     case Sharding::fsdp1:
       return tessera::FullyShardedDataParallel<Gpt>(
                  model, mesh,

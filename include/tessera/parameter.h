@@ -21,6 +21,9 @@ class ParameterHome {
   virtual ~ParameterHome() = default;
   // Takes over what has been done to the module's own tensors since the last time.
   virtual void refresh() = 0;
+  // What a rank holds nothing of gets no gradient there, and so its optimizer keeps no state of it
+  // (FSDP1 with use_orig_params).
+  [[nodiscard]] virtual bool leaves_out_empty() const noexcept = 0;
 };
 }  // namespace detail
 
@@ -29,7 +32,8 @@ struct ShardedParameter {
   std::vector<std::string> names;   // as in named_parameters() of the module asked for; several if
                                     // modules share the parameter; the first one is its name
   std::vector<std::int64_t> shape;  // of the whole parameter
-  bool flat = false;         // FSDP1: `local` is one-dimensional and counts elements, not rows
+  bool flat = false;         // FSDP1 and ShardLayout::flat: `local` is one-dimensional and counts
+                             // elements, not rows
   int dim = 0;               // the dimension that is sharded; "rows" are slices of it
   std::int64_t offset = 0;   // first row (flat: element) held here; without any, the row count
   torch::Tensor local;       // the rows held here, contiguous where sharded; a leaf. Its grad()

@@ -42,6 +42,18 @@ struct MixedPrecision {
 // backward. post: after this unit is freed, which overlaps less and needs less memory.
 enum class BackwardPrefetch : std::uint8_t { pre, post };
 
+// How the parameters of a unit are cut over the ranks.
+enum class ShardLayout : std::uint8_t {
+  // Each by rows, as FSDP2 does: a rank holds rows of every parameter.
+  rows,
+  // They lie end to end, and the whole is cut into equal ranges, wherever that is: gathered shards
+  // are the parameters as they lie in memory, so nothing is copied out of what was gathered. A
+  // `local` has one dimension (ShardedParameter::flat), and may be empty on ranks before and behind
+  // those that hold its parameter. Numbers, names and checkpoints are those of `rows`; of each
+  // parameter a rank saves the boxes that its elements make up.
+  flat,
+};
+
 struct ShardOptions {
   // True: free the unit when its module's forward returns. Unset: free it; the root stays, because
   // its backward follows at once.
@@ -58,8 +70,11 @@ struct ShardOptions {
   // its own host. PyTorch has this as a reshard_after_forward that is an int. k must divide the
   // number of ranks that share the unit. With 0, 1 or that number, reshard_after_forward decides.
   int reshard_after_forward_ranks = 0;
+  // Units of one model may differ in it, ranks may not.
+  ShardLayout layout = ShardLayout::rows;
   // Chooses the dimension that a parameter is sharded along. Unset or nothing: 0. The number of
-  // ranks must divide the size of any other dimension.
+  // ranks must divide the size of any other dimension. Not with a flat layout:
+  // `invalid_argument`.
   std::function<std::optional<int>(const torch::Tensor& parameter)> shard_placement = {};
   // Shards, their gradients and with them the optimizer's state stay on the CPU, in pinned memory
   // if there is a device. They travel to the mesh's device to be gathered.
@@ -89,9 +104,17 @@ namespace detail {
 
 // How parameters are laid out in a unit's shards.
 enum class Geometry : std::uint8_t {
-  rows,           // FSDP2: every parameter by rows of dimension 0
-  flat,           // FSDP1: one flat parameter for the optimizer
-  flat_original,  // FSDP1 with use_orig_params: parts of the flat one for each parameter
+  rows,           // every parameter by rows of dimension 0
+  flat,           // end to end, and one flat parameter for the optimizer
+  flat_original,  // end to end, and a part of the flat one for each parameter
+};
+
+// Whose rules a unit keeps to where PyTorch's two differ: what becomes of gradients that are not
+// yet reduced and of those of frozen parameters, what stands in a unit's inputs, what a rank that
+// holds nothing of a parameter has.
+enum class Flavour : std::uint8_t {
+  fsdp2,  // fully_shard, and replicate
+  fsdp1,  // FullyShardedDataParallel
 };
 
 // What makes a unit. If `shard` is unset, parameters stay whole and in place on every rank.
@@ -102,6 +125,7 @@ struct UnitSpec {
   ShardOptions options = {};
   ReplicateOptions buckets = {};
   Geometry geometry = Geometry::rows;
+  Flavour flavour = Flavour::fsdp2;
   std::unordered_set<const torch::nn::Module*> ignored_modules = {};  // and all below each
   bool sync_states = false;       // parameters and buffers become rank 0's
   bool cast_root_inputs = false;  // where the unit is the root, whatever cast_forward_inputs says

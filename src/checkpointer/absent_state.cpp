@@ -27,7 +27,8 @@ struct Entry {
 using States = std::map<std::string, std::vector<Entry>>;  // by parameter
 
 bool is_original_part(const ShardedParameter& parameter) {
-  return parameter.flat && parameter.members.empty();
+  const auto home = parameter.home.lock();
+  return home && home->leaves_out_empty();
 }
 
 bool is_absent(const ShardedParameter& parameter) {

@@ -17,10 +17,6 @@
 namespace tessera::detail {
 namespace {
 
-bool is_fsdp1(const Unit& unit) {
-  return unit.geometry() != Geometry::rows;
-}
-
 // The first name of each tensor, in the order of state_dict(): Python's flat parameters list a
 // shared parameter once.
 using NamesByTensor = std::unordered_map<const c10::TensorImpl*, std::string>;
@@ -37,7 +33,7 @@ void require_all_flat(const std::vector<StateEntry>& entries) {
   for (const auto& entry : entries) {
     const auto owner = find_owner(entry.tensor);
     if (!owner.unit) refuse("this is in none", entry.name);
-    if (!is_fsdp1(*owner.unit)) refuse("this is sharded in another way", entry.name);
+    if (!owner.unit->is_fsdp1()) refuse("this is sharded in another way", entry.name);
   }
 }
 
@@ -101,12 +97,12 @@ LiveFlatModel flat_model_of(ModuleRef model) {
 
 bool has_flat_units(ModuleRef model) {
   return std::ranges::any_of(units_below(model.get()),
-                             [](const auto& named) { return is_fsdp1(*named.second); });
+                             [](const auto& named) { return named.second->is_fsdp1(); });
 }
 
 WrappedNames::WrappedNames(ModuleRef model) {
   for (const auto& [path, unit] : units_below(model.get())) {
-    if (is_fsdp1(*unit)) modules_.push_back(path);
+    if (unit->is_fsdp1()) modules_.push_back(path);
   }
   std::ranges::sort(modules_);
 }

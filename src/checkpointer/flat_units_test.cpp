@@ -120,7 +120,7 @@ TEST(FlatUnits, OfHybridMeshesAreSharedByTheRanksOfACopy) {
 TEST(FlatUnits, OfOtherModelsAreRefused_O73) {
   const auto refusal = [](Net& net) { return error_of([&] { (void)flat_model_of(net); }); };
   run_mesh(2, [&](Mesh& mesh) {
-    for (const auto way : {Way::whole, Way::replicated, Way::rows, Way::mixed}) {
+    for (const auto way : {Way::whole, Way::replicated, Way::rows, Way::mixed, Way::aligned}) {
       auto net = make_net({});
       shard(net, way, mesh);
       const auto error = refusal(net);

@@ -70,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(CheckpointerKind::full, CheckpointerKind::torch_new,
                                          CheckpointerKind::torch_legacy, CheckpointerKind::local),
                        ::testing::Values(Way::whole, Way::replicated, Way::rows, Way::flat,
-                                         Way::original)),
+                                         Way::original, Way::aligned)),
     [](const auto& of) {
       return std::string(to_string(std::get<0>(of.param))) + "_" +
              testing::name_of(std::get<1>(of.param));
@@ -81,7 +81,7 @@ TEST(RestoredLocal, OfFlatParametersFillsOtherWays_O73) {
   const auto path = golden_path("fsdp1_uop0_ws2/local");
   const TemporaryDirectory directory;
   const auto optim = whole_state_of(path, directory.path() + "/whole").second;
-  for (const auto way : {Way::whole, Way::rows, Way::flat, Way::original}) {
+  for (const auto way : {Way::whole, Way::rows, Way::flat, Way::original, Way::aligned}) {
     run_mesh(3, [&](Mesh& mesh) {
       auto layers = make_layers();
       shard_layers(layers, way, mesh);

@@ -70,10 +70,11 @@ inline Layers make_layers(int seed = 3) {
 
 inline void shard_layers(Layers& layers, Way way, const Mesh& mesh) {
   if (way == Way::replicated) replicate(layers, mesh);
-  if (way == Way::rows) {
-    fully_shard(layers->l1, mesh);
-    fully_shard(layers->l2, mesh);
-    fully_shard(layers, mesh);
+  if (way == Way::rows || way == Way::aligned) {
+    const ShardOptions options{.layout = way == Way::rows ? ShardLayout::rows : ShardLayout::flat};
+    fully_shard(layers->l1, mesh, options);
+    fully_shard(layers->l2, mesh, options);
+    fully_shard(layers, mesh, options);
   }
   if (way == Way::flat || way == Way::original) {
     const FullyShardedDataParallel<Layers> model(

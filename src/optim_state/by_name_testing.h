@@ -15,8 +15,8 @@
 
 namespace tessera::testing {
 
-inline constexpr Way kWays[] = {Way::whole, Way::replicated, Way::rows,
-                                Way::flat,  Way::original,   Way::mixed};
+inline constexpr Way kWays[] = {Way::whole,    Way::replicated, Way::rows,   Way::flat,
+                                Way::original, Way::mixed,      Way::aligned};
 
 // Other values than those of make_net.
 inline Net half_net(bool tied = false) {

@@ -134,7 +134,7 @@ TEST_P(RefusedStates, OfOptimizersSayWhatIsWrong_P30) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, RefusedStates,
                          ::testing::Values(Way::whole, Way::replicated, Way::rows, Way::flat,
-                                           Way::original),
+                                           Way::original, Way::aligned),
                          [](const auto& of) { return testing::name_of(of.param); });
 
 TEST(DistributedStateDict, WhatIsNotStrictIsReported_P30) {

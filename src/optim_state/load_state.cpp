@@ -344,8 +344,7 @@ void Loader::keep(const Batch& batch, const at::Tensor& to, const std::vector<at
 
 // FSDP1's optimizers keep no state of what a rank holds nothing of; FSDP2's do.
 bool keeps_state_of(const ModelParam& param) {
-  return !param.is_sharded() || param.unit->geometry() != Geometry::flat_original ||
-         param.tensor.numel() > 0;
+  return !param.is_sharded() || !param.unit->leaves_out_empty() || param.tensor.numel() > 0;
 }
 
 Value Loader::loaded_state(std::size_t item) const {

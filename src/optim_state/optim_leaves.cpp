@@ -68,8 +68,9 @@ Value part_leaf(const at::Tensor& held, const ShardedParameter& parameter) {
 // Who holds nothing of an original parameter of FSDP1 has no gradients of it and does not count its
 // steps: other ranks say how many there were.
 bool counts_steps(const ShardedParameter& parameter) {
-  return !parameter.flat || !parameter.members.empty() || parameter.local.numel() > 0 ||
-         numel(parameter.shape) == 0;
+  if (parameter.local.numel() > 0 || numel(parameter.shape) == 0) return true;
+  const auto home = parameter.home.lock();
+  return !home || !home->leaves_out_empty();
 }
 
 // State that is not element by element, such as a number of steps: whole, the same on all ranks.

@@ -357,7 +357,7 @@ TEST(OptimStateMessages, CarryNoData) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, OptimStateQuirks,
-                         ::testing::Values(Way::rows, Way::flat, Way::original),
+                         ::testing::Values(Way::rows, Way::flat, Way::original, Way::aligned),
                          [](const auto& of) { return testing::name_of(of.param); });
 
 // the first parameter of a flat one has no state.

@@ -226,14 +226,15 @@ TEST(ResumeComplex, ParametersGoOnElsewhere) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, Resume,
-    ::testing::Combine(::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original),
-                       ::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original)),
-    [](const auto& of) {
-      return testing::name_of(std::get<0>(of.param)) + "To" +
-             testing::name_of(std::get<1>(of.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Ways, Resume,
+                         ::testing::Combine(::testing::Values(Way::replicated, Way::rows, Way::flat,
+                                                              Way::original, Way::aligned),
+                                            ::testing::Values(Way::replicated, Way::rows, Way::flat,
+                                                              Way::original, Way::aligned)),
+                         [](const auto& of) {
+                           return testing::name_of(std::get<0>(of.param)) + "To" +
+                                  testing::name_of(std::get<1>(of.param));
+                         });
 
 }  // namespace
 }  // namespace tessera

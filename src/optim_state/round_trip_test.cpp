@@ -60,7 +60,7 @@ TEST_P(OptimStateOf, IsTheUnshardedStateByName_T1) {
 INSTANTIATE_TEST_SUITE_P(Ways, OptimStateOf,
                          ::testing::Combine(::testing::Values(Way::whole, Way::replicated,
                                                               Way::rows, Way::flat, Way::original,
-                                                              Way::mixed),
+                                                              Way::mixed, Way::aligned),
                                             ::testing::Values(1, 2, 3, 4)),
                          [](const auto& of) {
                            return name_of(std::get<0>(of.param)) +

@@ -17,9 +17,10 @@
 
 namespace tessera::testing {
 
-enum class Way { whole, replicated, rows, flat, original, mixed };
+enum class Way { whole, replicated, rows, flat, original, mixed, aligned };
 inline std::string name_of(Way way) {
-  constexpr const char* kNames[] = {"whole", "replicated", "rows", "flat", "original", "mixed"};
+  constexpr const char* kNames[] = {"whole",    "replicated", "rows",   "flat",
+                                    "original", "mixed",      "aligned"};
   return kNames[static_cast<int>(way)];
 }
 
@@ -38,6 +39,10 @@ inline void shard(Net& net, Way way, const Mesh& mesh) {
     case Way::rows:
       for (auto& block : net->blocks) fully_shard(block, mesh);
       fully_shard(net, mesh);
+      break;
+    case Way::aligned:  // by fully_shard, parameters end to end
+      for (auto& block : net->blocks) fully_shard(block, mesh, {.layout = ShardLayout::flat});
+      fully_shard(net, mesh, {.layout = ShardLayout::flat});
       break;
     case Way::flat:
       wrap(false);

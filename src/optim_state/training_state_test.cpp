@@ -168,15 +168,18 @@ TEST_P(TrainingStates, GoOnElsewhere) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, TrainingStates,
-    ::testing::Combine(::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original),
-                       ::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original),
-                       ::testing::Values(Kind::adam, Kind::sgd, Kind::adagrad, Kind::own)),
-    [](const auto& of) {
-      return testing::name_of(std::get<0>(of.param)) + "To" +
-             testing::name_of(std::get<1>(of.param)) + name_of(std::get<2>(of.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Ways, TrainingStates,
+                         ::testing::Combine(::testing::Values(Way::replicated, Way::rows, Way::flat,
+                                                              Way::original, Way::aligned),
+                                            ::testing::Values(Way::replicated, Way::rows, Way::flat,
+                                                              Way::original, Way::aligned),
+                                            ::testing::Values(Kind::adam, Kind::sgd, Kind::adagrad,
+                                                              Kind::own)),
+                         [](const auto& of) {
+                           return testing::name_of(std::get<0>(of.param)) + "To" +
+                                  testing::name_of(std::get<1>(of.param)) +
+                                  name_of(std::get<2>(of.param));
+                         });
 
 // A run that goes on and loads an older checkpoint has state already: it is replaced in place.
 TEST(TrainingState, ReplacesTheStateThatIsThere) {

@@ -64,6 +64,7 @@ struct Layout {
   int backward_prefetch = 1;    // 0: none, 1: pre, 2: post
   bool keep_part = false;       // reshard_after_forward_ranks
   bool last_dimension = false;  // shard_placement where sizes allow
+  bool end_to_end = false;      // rows: ShardLayout::flat
   bool offload = false;
   double divide_factor = 0;  // 0: none
   int bucket_bytes = 0;      // of replicate; 0: one bucket

@@ -58,6 +58,8 @@ Layout draw_layout(Dice& dice, std::size_t blocks) {
   for (std::size_t i = 0; i < blocks; ++i) layout.units.push_back(dice.chance(share));
   if (dice.chance(50)) layout.inner = dice.pick_of({20, 50, 100});
   layout.inner_seed = dice.number();
+  // Not another draw: seeds that are known keep all else.
+  layout.end_to_end = layout.inner_seed % 2 == 0;
   return layout;
 }
 
@@ -109,8 +111,10 @@ void settle_layout(const Case& drawn, Layout& layout) {
   if (layout.hybrid != Hybrid::no) layout.whole_units = false;
   if (layout.style != Style::rows) {
     layout.keep_after_backward = layout.keep_part = layout.last_dimension = false;
+    layout.end_to_end = false;
     if (layout.style != Style::replicate) layout.divide_factor = 0;
   }
+  if (layout.end_to_end) layout.last_dimension = false;
   for (int i = 0; i < static_cast<int>(drawn.blocks.size()); ++i) {
     if (has_complex(drawn.blocks[i])) layout.units[i] = true;  // a flat parameter has one type
   }

@@ -88,6 +88,7 @@ class Smaller {
     layout([](Layout& l) { l.keep_after_backward = false; });
     layout([](Layout& l) { l.keep_part = false; });
     layout([](Layout& l) { l.last_dimension = false; });
+    layout([](Layout& l) { l.end_to_end = false; });
     layout([](Layout& l) { l.offload = false; });
     layout([](Layout& l) { l.divide_factor = 0; });
     layout([](Layout& l) { l.bucket_bytes = 0; });

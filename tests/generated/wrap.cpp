@@ -66,6 +66,7 @@ ShardOptions options_of(const Case& drawn, const Layout& layout) {
   if (layout.backward_prefetch == 2) options.backward_prefetch = BackwardPrefetch::post;
   if (layout.keep_part) options.reshard_after_forward_ranks = 2;
   options.offload_to_cpu = layout.offload;
+  if (layout.end_to_end) options.layout = ShardLayout::flat;
   if (layout.divide_factor > 0) options.gradient_divide_factor = layout.divide_factor;
   if (is_low(drawn.precision)) {
     options.mixed_precision.param_dtype = torch::kBFloat16;

@@ -79,6 +79,7 @@ def check(ours, expected):
 
 @pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, []), (3, []), (1, ["--accumulate", "3"]),
                                              (3, ["--accumulate", "4"]), (3, ["--sharding", "fsdp1"]),
+                                             (3, ["--flat", "--accumulate", "2"]),
                                              (2, ["--sharding", "ddp", "--accumulate", "2"])])
 def test_loss_does_not_depend_on_ranks_or_micro_batches(train, single, tmp_path, ranks, more):
     train(ranks, "--steps", "12", "--metrics", tmp_path / "m.csv", *more)
@@ -118,6 +119,28 @@ def test_resume_across_ways_of_sharding(train, single, tmp_path):
         check(losses(tmp_path / "run.csv"), single)
     result = run([PEERS / "load_checkpoint.py", tmp_path / "run/step4", *MODEL], 2)
     assert json.loads(result.out[0].strip().splitlines()[-1])["step"] == 4
+
+
+def test_flat_layout_goes_on_from_rows_and_pytorch_and_they_from_it(train, single, data, tmp_path):
+    """ShardLayout::flat saves boxes of each parameter, which PyTorch's FSDP2 and rows load; and it loads theirs."""
+    flags = ["--steps", "12", "--save", tmp_path / "run", "--save-every", "4", "--metrics", tmp_path / "run.csv"]
+    train(3, *flags, "--flat")
+    check(losses(tmp_path / "run.csv"), single)
+    result = run([PEERS / "load_checkpoint.py", tmp_path / "run/step12", *MODEL], 2)
+    assert json.loads(result.out[0].strip().splitlines()[-1])["step"] == 12
+    python = [TWIN, *MODEL, *SCHEDULE, "--data", data]
+    run([*python, "--steps", "12", "--resume", tmp_path / "run/step8", "--metrics", tmp_path / "py.csv"], 2)
+    check(losses(tmp_path / "py.csv"), {step: single[step] for step in range(9, 13)})
+    for steps, more in (([8, 12], []), ([12], ["--flat"])):  # rows from flat shards of 3 ranks, and those from rows of 2
+        for step in steps:
+            shutil.rmtree(tmp_path / f"run/step{step}")
+        train(2, *flags, *more, "--resume", "latest")
+        check(losses(tmp_path / "run.csv"), single)
+    # What PyTorch saves comes back bit for bit.
+    run([*python, "--steps", "5", "--save", tmp_path / "py/step5", "--dump", tmp_path / "py.pt"], 2)
+    train(3, "--flat", "--steps", "5", "--resume", tmp_path / "py/step5", "--save", tmp_path / "ours")
+    run([PEERS / "load_checkpoint.py", tmp_path / "ours/step5", "--dump", tmp_path / "ours.pt", *MODEL], 1)
+    require_same_state(tmp_path / "ours.pt", tmp_path / "py.pt")
 
 
 @pytest.mark.parametrize("kind", ["full", "torch_new", "torch_legacy", "local"])

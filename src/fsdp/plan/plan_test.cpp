@@ -83,6 +83,43 @@ TEST(FlatLayout, AlignsOriginalParametersAndPadsToTheWorld_UO4_K9) {
   EXPECT_EQ(odd.padding[2][0], (FlatRange{2, 3}));
 }
 
+TEST(AlignedLayout, StartsParametersAndShardsAtMultiples) {
+  const auto layout = aligned_layout({{3}, {5}, {0, 2}, {9}}, 2, 4);  // 3+1, 5+3, 9, and 3: 24
+  EXPECT_EQ(layout.gathered_elements, 24);
+  EXPECT_EQ(layout.shard_elements, 12);
+  EXPECT_TRUE(layout.is_end_to_end);
+  EXPECT_EQ(layout.params[1].gathered_offset, 4);
+  EXPECT_EQ(layout.params[3].gathered_offset, 12);
+  EXPECT_EQ(layout.parts[1][3].base, 0);
+  EXPECT_EQ(numel(layout.parts[0][3].slice), 0);
+  for (const auto& padding : layout.padding) EXPECT_TRUE(padding.empty());
+  // Two of four ranks have the same array.
+  const auto half = over_fewer_ranks(aligned_layout({{3}, {5}}, 4, 2), 2);
+  EXPECT_EQ(half.gathered_elements, 16);
+  EXPECT_EQ(half.params[1].gathered_offset, 4);
+  EXPECT_EQ(half.shard_elements, 8);
+  ASSERT_EQ(half.runs[1].size(), 1u);
+  EXPECT_EQ(half.runs[1][0].global, 4);
+  EXPECT_EQ(aligned_layout({{0, 3}}, 3, 4).gathered_elements, 0);
+}
+
+TEST(AlignedLayout, PacksSomeParametersAsTheRanksHoldThem) {
+  const auto layout = aligned_layout({{3}, {5}, {6}}, 2, 2);  // 0 to 3, 4 to 9, 10 to 16: 8 a rank
+  const auto some = packed(layout, {0, 2});
+  ASSERT_EQ(some.params.size(), 2u);
+  EXPECT_EQ(some.shard_elements, 6);  // rank 1 has all of the last one
+  ASSERT_EQ(some.runs[0].size(), 1u);
+  EXPECT_EQ(some.runs[0][0].param, 0u);
+  ASSERT_EQ(some.runs[1].size(), 1u);
+  EXPECT_EQ(some.runs[1][0].param, 1u);
+  EXPECT_EQ(some.runs[1][0].local, 0);
+  EXPECT_EQ(some.parts[1][1].base, 0);
+  EXPECT_FALSE(some.is_end_to_end);
+  const auto split = packed(layout, {1});  // 4 elements on rank 0, one on rank 1
+  EXPECT_EQ(split.shard_elements, 4);
+  EXPECT_EQ(split.runs[1][0].global, 4);
+}
+
 TEST(Schedule, AllowsTheTablesStepsOnly) {
   EXPECT_EQ(next(ParamState::sharded, ParamStep::start_gather), ParamState::gathering);
   EXPECT_EQ(next(ParamState::gathering, ParamStep::finish_gather), ParamState::full);

@@ -13,6 +13,66 @@ std::int64_t row_count(std::int64_t rows, int world, int rank) noexcept {
   return chunk_begin(rows, world, rank + 1) - chunk_begin(rows, world, rank);
 }
 
+// A flat array with `params`, cut into equal ranges that have all of its `elements`.
+UnitLayout cut_flat(std::vector<ParamPlace> params, std::int64_t elements, int world) {
+  UnitLayout layout;
+  layout.params = std::move(params);
+  layout.shard_elements = chunk_size(elements, world);
+  layout.gathered_elements = layout.shard_elements * world;
+  layout.padding.resize(world);
+  layout.is_end_to_end = true;
+  for (int rank = 0; rank < world; ++rank) {
+    const auto begin = rank * layout.shard_elements;
+    auto& runs = layout.runs.emplace_back();
+    auto& parts = layout.parts.emplace_back();
+    for (std::size_t param = 0; param < layout.params.size(); ++param) {
+      const auto& place = layout.params[param];
+      const auto first = std::max(place.gathered_offset, begin);
+      const auto last =
+          std::min(place.gathered_offset + place.elements, begin + layout.shard_elements);
+      if (first >= last) {
+        parts.push_back({FlatRange{place.elements, place.elements}});
+        continue;
+      }
+      const Run run{first - place.gathered_offset, first - begin, last - first};
+      runs.push_back({run, param});
+      parts.push_back({FlatRange{run.global, run.global + run.count}, run.local});
+    }
+  }
+  return layout;
+}
+
+// Parameters end to end, with gaps.
+class FlatArray {
+ public:
+  void append(const Shape& shape) {
+    params_.push_back({shape, numel(shape), end_});
+    end_ += numel(shape);
+  }
+  // A gap, so that what comes next starts at such a multiple.
+  void fill_up(std::int64_t multiple) {
+    const auto begin = std::exchange(end_, (end_ + multiple - 1) / multiple * multiple);
+    if (begin != end_) gaps_.push_back({begin, end_});
+  }
+  [[nodiscard]] UnitLayout cut(int world) const { return cut_flat(params_, end_, world); }
+  // Of a rank's shard in what cut() gave.
+  [[nodiscard]] std::vector<FlatRange> gaps_in(const UnitLayout& layout, int rank) const {
+    const auto begin = rank * layout.shard_elements;
+    std::vector<FlatRange> found;
+    for (const auto& gap : gaps_) {
+      const auto first = std::max(gap.begin, begin);
+      const auto last = std::min(gap.end, begin + layout.shard_elements);
+      if (first < last) found.push_back({first - begin, last - begin});
+    }
+    return found;
+  }
+
+ private:
+  std::vector<ParamPlace> params_;
+  std::int64_t end_ = 0;
+  std::vector<FlatRange> gaps_;
+};
+
 }  // namespace
 
 std::vector<ParamRun>::const_iterator first_run(const std::vector<ParamRun>& runs,
@@ -22,44 +82,48 @@ std::vector<ParamRun>::const_iterator first_run(const std::vector<ParamRun>& run
 }
 
 UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
-  UnitLayout layout;
-  std::int64_t end = 0;
-  std::vector<std::pair<std::int64_t, std::int64_t>> gaps;  // [begin, end) in the flat array
-  const auto fill_up = [&](std::int64_t multiple) {
-    const auto begin = std::exchange(end, (end + multiple - 1) / multiple * multiple);
-    if (begin != end) gaps.emplace_back(begin, end);
-  };
+  FlatArray array;
   for (const auto& shape : shapes) {
-    if (alignment > 0) fill_up(alignment);
-    layout.params.push_back({shape, numel(shape), end});
-    end += numel(shape);
+    if (alignment > 0) array.fill_up(alignment);
+    array.append(shape);
   }
-  if (alignment > 0) fill_up(world);
-  const auto chunk = chunk_size(end, world);
-  layout.gathered_elements = chunk * world;
-  layout.shard_elements = chunk;
-  for (int rank = 0; rank < world; ++rank) {
-    const auto begin = rank * chunk, limit = begin + chunk;
+  if (alignment > 0) array.fill_up(world);
+  auto layout = array.cut(world);
+  for (int rank = 0; rank < world; ++rank) layout.padding[rank] = array.gaps_in(layout, rank);
+  return layout;
+}
+
+UnitLayout aligned_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
+  FlatArray array;
+  for (const auto& shape : shapes) {
+    array.fill_up(alignment);
+    array.append(shape);
+  }
+  array.fill_up(alignment * world);
+  return array.cut(world);
+}
+
+UnitLayout over_fewer_ranks(const UnitLayout& whole, int ranks) {
+  return cut_flat(whole.params, whole.gathered_elements, ranks);
+}
+
+UnitLayout packed(const UnitLayout& whole, const std::vector<std::size_t>& params) {
+  UnitLayout layout;
+  for (const auto param : params) layout.params.push_back(whole.params[param]);
+  for (const auto& held : whole.parts) {
     auto& runs = layout.runs.emplace_back();
     auto& parts = layout.parts.emplace_back();
-    auto& padding = layout.padding.emplace_back();
-    for (std::size_t param = 0; param < layout.params.size(); ++param) {
-      const auto& place = layout.params[param];
-      const auto first = std::max(place.gathered_offset, begin);
-      const auto last = std::min(place.gathered_offset + place.elements, limit);
-      if (first >= last) {
-        parts.push_back({FlatRange{place.elements, place.elements}});
-        continue;
-      }
-      const Run run{first - place.gathered_offset, first - begin, last - first};
-      runs.push_back({run, param});
-      parts.push_back({FlatRange{run.global, run.global + run.count}, run.local});
+    std::int64_t local = 0;
+    for (std::size_t k = 0; k < params.size(); ++k) {
+      const auto& range = std::get<FlatRange>(held[params[k]].slice);
+      const auto count = range.end - range.begin;
+      if (count > 0) runs.push_back({{range.begin, local, count}, k});
+      parts.push_back({range, local});
+      local += count;
     }
-    for (const auto& [from, to] : gaps) {
-      const auto first = std::max(from, begin), last = std::min(to, limit);
-      if (first < last) padding.push_back({first - begin, last - begin});
-    }
+    layout.shard_elements = std::max(layout.shard_elements, local);
   }
+  layout.padding.resize(whole.parts.size());
   return layout;
 }
 

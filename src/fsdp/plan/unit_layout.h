@@ -38,12 +38,15 @@ struct UnitLayout {
   std::vector<ParamPlace> params;
   // [rank], ascending in param and local, none empty.
   std::vector<std::vector<ParamRun>> runs;
-  // [rank][parameter]: what the rank holds of the parameter, in its shard. FSDP1's are flat ranges;
-  // one that a rank has nothing of stands at the parameter's end.
+  // [rank][parameter]: what the rank holds of the parameter, in its shard. Those of flat arrays are
+  // flat ranges; one that a rank has nothing of stands at the parameter's end.
   std::vector<std::vector<Part>> parts;
   std::vector<std::vector<FlatRange>> padding;  // [rank], of the shard: holds kPaddingValue
   std::int64_t gathered_elements = 0;
   std::int64_t shard_elements = 0;
+  // The shards of all ranks, one after the other, are the gathered array: nothing has to be copied
+  // from one to the other.
+  bool is_end_to_end = false;
 };
 
 // FSDP2: rank r holds slices [r*chunk, (r+1)*chunk) of one dimension of every parameter that exist,
@@ -64,6 +67,19 @@ struct UnitLayout {
 // elements: 16 bytes (fsdp-rows K9).
 [[nodiscard]] UnitLayout flat_layout(const std::vector<Shape>& shapes, int world,
                                      std::int64_t alignment);
+
+// fully_shard with ShardLayout::flat: the same flat array, but each parameter and each rank's range
+// starts at a multiple of `alignment`, and what fills the gaps is zero.
+[[nodiscard]] UnitLayout aligned_layout(const std::vector<Shape>& shapes, int world,
+                                        std::int64_t alignment);
+
+// The same gathered array over `ranks` ranks, a divisor of those that `whole`, an aligned layout,
+// is for.
+[[nodiscard]] UnitLayout over_fewer_ranks(const UnitLayout& whole, int ranks);
+
+// What every rank of a flat array holds of `params` (ascending), end to end: a slice is as long as
+// the longest.
+[[nodiscard]] UnitLayout packed(const UnitLayout& whole, const std::vector<std::size_t>& params);
 
 // What all ranks hold of a parameter, in an array of all shards, one after the other.
 [[nodiscard]] std::vector<Part> parts_of(const UnitLayout& layout, std::size_t param);

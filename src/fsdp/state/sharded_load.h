@@ -18,8 +18,8 @@ namespace tessera::detail {
 // it has, and keeps the rest.
 enum class Names : std::uint8_t { same, partial };
 
-// FSDP1's units: a rank holds other parts of them than chunks of rows, so their sharded kind is
-// gathered.
+// Those of flat arrays: a rank holds other parts of them than chunks of rows, so their sharded kind
+// is gathered.
 [[nodiscard]] std::vector<std::shared_ptr<Unit>> units_without_chunks(
     const torch::nn::Module& module);
 

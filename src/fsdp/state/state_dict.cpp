@@ -69,7 +69,7 @@ Value local_state(const torch::nn::Module& module) {
   auto pairs = whole_leaves(module);
   for (const auto& [name, unit] : detail::units_below(module)) {
     if (!unit->has_shards()) continue;
-    if (unit->geometry() == detail::Geometry::rows) {
+    if (!unit->is_fsdp1()) {
       throw Error(ErrorCode::invalid_argument,
                   "local_state_dict can only be called when parameters are flatten and sharded.")
           .at_key(name);

@@ -34,7 +34,7 @@ class Range {
   Range(const Unit& unit, const RangeName& name) : record_(at::RecordScope::USER_SCOPE) {
     if (!record_.isActive()) return;
     auto text = "FullyShardedDataParallel" + std::string(name.fsdp1);
-    if (unit.geometry() == Geometry::rows) {
+    if (!unit.is_fsdp1()) {
       text = "FSDP::" + std::string(name.fsdp2);
       if (!unit.name().empty()) text += " (" + unit.name() + ")";
     }

@@ -41,7 +41,7 @@ bool wants_gradient(const at::Tensor& tensor) {
 void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
   std::set<bool> original, full_precision;
   for (const auto& unit : units) {
-    if (!unit->is_sharded() || unit->geometry() == Geometry::rows) continue;
+    if (!unit->is_sharded() || !unit->is_fsdp1()) continue;
     original.insert(unit->geometry() == Geometry::flat_original);
     full_precision.insert(unit->options().mixed_precision.full_precision_in_eval);
   }
@@ -56,7 +56,7 @@ void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
 
 // As FSDP2 does, once a unit.
 void warn_of_view(Unit& unit) {
-  if (!unit.is_sharded() || unit.geometry() != Geometry::rows) return;
+  if (!unit.is_sharded() || unit.is_fsdp1()) return;
   if (std::exchange(entry_of(unit).has_warned_of_views, true)) return;
   log_of_all(
       LogLevel::warning,
@@ -385,7 +385,7 @@ void Root::prefetch_before(const Unit& unit) {
 
 // FSDP2 lets nobody change a unit's inputs in place; FSDP1 and DDP put nothing before them.
 UnitInputs Root::inputs_of(Unit& unit, const std::vector<at::Tensor*>& inputs) {
-  const bool lends = !unit.is_sharded() || unit.geometry() != Geometry::rows;
+  const bool lends = !unit.is_sharded() || unit.is_fsdp1();
   return {inputs, lends, [root = weak_from_this(), weak = unit.weak_from_this()] {
             const auto self = root.lock();
             const auto alive = weak.lock();
@@ -424,8 +424,7 @@ void Root::free_after_forward(Unit& unit) {
 // FSDP1 casts what the model returns, and not what its layers hand on.
 void Root::cast_results(const Unit& unit, const std::vector<at::Tensor*>& results) const {
   const auto& dtype = unit.options().mixed_precision.output_dtype;
-  if (dtype && (unit.geometry() == Geometry::rows || is_outermost(unit)))
-    cast_floating(results, *dtype);
+  if (dtype && (!unit.is_fsdp1() || is_outermost(unit))) cast_floating(results, *dtype);
 }
 
 void Root::attach_to_results(Unit& unit, const UnitInputs& inputs,

@@ -67,10 +67,12 @@ void ShardReducer::choose_slices(std::vector<std::size_t> travelling) {
   slices_ = std::make_shared<const UnitLayout>(slices_of_travelling());
 }
 
-// Of rows frozen parameters do not travel, so slices are those of the others alone. A flat array
-// travels as a whole.
+// Frozen parameters do not travel, so slices are those of the others alone. FSDP1's flat arrays
+// travel as a whole.
 UnitLayout ShardReducer::slices_of_travelling() const {
-  if (options_.geometry != Geometry::rows) return store_.layout();
+  if (options_.geometry != Geometry::rows)
+    return travelling_.size() == params_.size() ? store_.layout()
+                                                : packed(store_.layout(), travelling_);
   std::vector<Shape> shapes;
   std::vector<int> dims;
   for (const auto param : travelling_) {
@@ -85,8 +87,7 @@ UnitLayout ShardReducer::slices_of_travelling() const {
 std::vector<bool> ShardReducer::travels() const {
   std::vector<bool> all;
   for (std::size_t i = 0; i < params_.size(); ++i)
-    all.push_back(params_[i].full.requires_grad() ||
-                  (options_.geometry == Geometry::rows && owed_[i]));
+    all.push_back(params_[i].full.requires_grad() || (!is_fsdp1() && owed_[i]));
   return all;
 }
 
@@ -99,7 +100,7 @@ std::vector<at::Tensor> ShardReducer::take_gradients() {
   for (std::size_t i = 0; i < params_.size(); ++i) {
     auto gradient = gradient_of(i);
     owed_[i] = false;
-    if (!has_gradient[i] && options_.geometry == Geometry::rows) continue;
+    if (!has_gradient[i] && !is_fsdp1()) continue;
     travelling.push_back(i);
     gradients.push_back(has_gradient[i] ? std::move(gradient) : at::Tensor());
   }
@@ -258,7 +259,7 @@ void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& pres
       accumulate(params_.front().local, gradients, options_.shard_world > 1);
     return;
   }
-  if (options_.geometry == Geometry::flat_original) drop_frozen_gradients();
+  if (is_fsdp1()) drop_frozen_gradients();
   give_each(gradients, present);
 }
 
@@ -275,7 +276,7 @@ void ShardReducer::give_each(const at::Tensor& gradients, const std::vector<bool
     const auto& local = params_[travelling_[k]].local;
     // FSDP1 leaves what a rank does not hold without a gradient, so that optimizers keep no state
     // of it (optimizer-state L-3).
-    if (options_.geometry == Geometry::flat_original && local.numel() == 0) continue;
+    if (is_fsdp1() && local.numel() == 0) continue;
     const auto offset = slices_->parts[store_.rank()][k].base;
     accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()),
                options_.shard_world > 1);

@@ -20,6 +20,7 @@ struct ShardReducerOptions {
   at::ScalarType kept_dtype = at::kFloat;  // averages are given in
   double divisor = 1;
   Geometry geometry = Geometry::rows;
+  Flavour flavour = Flavour::fsdp2;
 };
 
 class ShardReducer final : public GradReducer {
@@ -41,6 +42,7 @@ class ShardReducer final : public GradReducer {
   void drop_kept(std::size_t param) override { kept_[param] = at::Tensor(); }
 
  private:
+  [[nodiscard]] bool is_fsdp1() const noexcept { return options_.flavour == Flavour::fsdp1; }
   [[nodiscard]] at::Tensor gradient_of(std::size_t param);
   void add_waiting();
   [[nodiscard]] std::vector<bool> travels() const;

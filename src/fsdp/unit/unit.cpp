@@ -49,15 +49,18 @@ void require_uniform(const std::vector<at::Tensor>& parameters) {
 
 // `element_size`: of the type that gathered parameters have (fsdp-rows K9).
 UnitLayout layout_of(const std::vector<Shape>& shapes, const std::vector<int>& dims,
-                     Geometry geometry, int world, std::size_t element_size, bool whole_chunks) {
+                     const UnitSpec& spec, std::size_t element_size) {
   const auto size = static_cast<std::int64_t>(element_size);
-  switch (geometry) {
+  const int world = spec.shard->size();
+  switch (spec.geometry) {
     case Geometry::rows:
-      return rows_layout(shapes, world, kAlignmentBytes / size, dims, whole_chunks);
+      return rows_layout(shapes, world, kAlignmentBytes / size, dims,
+                         /*whole_chunks=*/!spec.mesh.device().is_cpu());
     case Geometry::flat:
       return flat_layout(shapes, world, 0);
     case Geometry::flat_original:
-      return flat_layout(shapes, world, kFlatAlignmentBytes / size);
+      return spec.flavour == Flavour::fsdp1 ? flat_layout(shapes, world, kFlatAlignmentBytes / size)
+                                            : aligned_layout(shapes, world, kAlignmentBytes / size);
   }
   return {};
 }
@@ -96,12 +99,13 @@ std::vector<Shape> shapes_of(const std::vector<at::Tensor>& parameters) {
   return shapes;
 }
 
-void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geometry) {
-  if (geometry == Geometry::rows) return;
+// FSDP1's limits.
+void require_flattenable(const std::vector<at::Tensor>& parameters, const UnitSpec& spec) {
+  if (spec.flavour != Flavour::fsdp1) return;
   for (const auto& parameter : parameters) {
     if (!parameter.is_floating_point())
       throw Error(ErrorCode::invalid_argument, "Cannot flatten integer dtype tensors");
-    if (geometry == Geometry::flat &&
+    if (spec.geometry == Geometry::flat &&
         parameter.requires_grad() != parameters.front().requires_grad()) {
       throw Error(ErrorCode::invalid_argument,
                   "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
@@ -110,12 +114,19 @@ void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geo
 }
 
 // Into parts of `ranks`, each of which has all parameters.
-void require_divisible(int world, int ranks, Geometry geometry) {
+void require_divisible(int world, int ranks) {
   if (ranks == 0) return;
-  if (ranks >= 1 && world % ranks == 0 && geometry == Geometry::rows) return;
+  if (ranks >= 1 && world % ranks == 0) return;
   throw Error(ErrorCode::invalid_argument, "reshard_after_forward=" + std::to_string(ranks) +
                                                " should be a factor of " + std::to_string(world) +
                                                ", the ranks that share the parameters");
+}
+
+void require_placeable(const UnitSpec& spec) {
+  if (spec.options.layout != ShardLayout::flat || !spec.options.shard_placement) return;
+  throw Error(ErrorCode::invalid_argument,
+              "shard_placement chooses a dimension, and a flat layout cuts parameters along none")
+      .at_key("shard_placement");
 }
 
 bool has_copies(const UnitSpec& spec) {
@@ -204,13 +215,14 @@ void require_divide_factor(double factor) {
 void require_takeable(const std::vector<at::Tensor>& parameters, const UnitSpec& spec) {
   if (const auto& factor = spec.options.gradient_divide_factor) require_divide_factor(*factor);
   require_floating(spec.options.mixed_precision);
+  require_placeable(spec);
   if (parameters.empty()) return;
   require_dense(parameters);
   if (!spec.shard) return;
   require_uniform(parameters);
-  require_flattenable(parameters, spec.geometry);
+  require_flattenable(parameters, spec);
   static_cast<void>(dims_of(parameters, spec.options, spec.shard->size()));
-  require_divisible(spec.shard->size(), spec.options.reshard_after_forward_ranks, spec.geometry);
+  require_divisible(spec.shard->size(), spec.options.reshard_after_forward_ranks);
 }
 
 Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
@@ -224,6 +236,7 @@ Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
       is_hybrid_(spec.shard && has_copies(spec)),
       casts_root_inputs_(spec.cast_root_inputs),
       geometry_(spec.geometry),
+      flavour_(spec.flavour),
       options_(spec.options),
       type_(type_of(*modules.front().module)),
       buffers_(device_, options_.mixed_precision.buffer_dtype),
@@ -284,8 +297,8 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
   const auto& mesh = *spec.shard;
   const auto compute = compute_type(parameters.front().scalar_type(), options_.mixed_precision);
   store_ = std::make_unique<ParamStore>(
-      layout_of(shapes, dims_of(parameters, options_, mesh.size()), geometry_, mesh.size(),
-                c10::elementSize(compute), /*whole_chunks=*/!spec.mesh.device().is_cpu()),
+      layout_of(shapes, dims_of(parameters, options_, mesh.size()), spec,
+                c10::elementSize(compute)),
       ParamStoreOptions{
           .rank = mesh.rank(),
           .transport = state_of(mesh)->transport.get(),
@@ -324,7 +337,9 @@ void Unit::open_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) 
     return;
   }
   const auto part = spec.shard->split(ranks).shard;
-  store_->open_parking(rows_layout(shapes, ranks, 1), part.rank(), *state_of(part)->transport);
+  store_->open_parking(geometry_ == Geometry::rows ? rows_layout(shapes, ranks, 1)
+                                                   : over_fewer_ranks(store_->layout(), ranks),
+                       part.rank(), *state_of(part)->transport);
 }
 
 std::int64_t Unit::held_from(std::size_t index) const {
@@ -367,14 +382,15 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
                             ? compute_type(parameter_type, options_.mixed_precision)
                             : parameter_type,
           .divisor = divisor,
-          .geometry = geometry_});
+          .geometry = geometry_,
+          .flavour = flavour_});
 }
 
 std::unique_ptr<BucketReducer> Unit::make_buckets(const UnitSpec& spec, at::ScalarType dtype,
                                                   double divisor) {
   const auto mesh = spec.replicate.value_or(spec.mesh);
   // FSDP1 has flat gradients.
-  const bool may_be_sparse = geometry_ == Geometry::rows;
+  const bool may_be_sparse = !is_fsdp1();
   return std::make_unique<BucketReducer>(
       params_, BucketReducerOptions{.ranks = spec.mesh.size(),
                                     .mesh = mesh,
@@ -413,7 +429,7 @@ void Unit::set_name(std::string name) {
       "model's own call; one that an AnyModule or a module of libtorch's own calls "
       "cannot be a unit, the module around it can; give optimizers sharded_parameters(model), not "
       "model->parameters()";
-  if (geometry_ != Geometry::rows)
+  if (is_fsdp1())
     bypass_text_ += "; what an auto_wrap_policy chose and nobody calls so is for it to leave out";
   graph_text_ =
       "gradients of gradients (create_graph, as of a gradient penalty) went through " + unit +

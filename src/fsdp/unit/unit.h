@@ -88,6 +88,11 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   // Sharded, with copies.
   [[nodiscard]] bool is_hybrid() const noexcept { return is_hybrid_; }
   [[nodiscard]] Geometry geometry() const noexcept { return geometry_; }
+  // It keeps to FSDP1's rules, whatever its geometry.
+  [[nodiscard]] bool is_fsdp1() const noexcept { return flavour_ == Flavour::fsdp1; }
+  [[nodiscard]] bool leaves_out_empty() const noexcept override {
+    return is_sharded_ && is_fsdp1() && geometry_ == Geometry::flat_original;
+  }
   [[nodiscard]] const std::vector<UnitParam>& params() const noexcept { return params_; }
   [[nodiscard]] std::vector<UnitParam>& params() noexcept { return params_; }
   [[nodiscard]] const ShardOptions& options() const noexcept { return options_; }
@@ -249,6 +254,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   bool is_shown_in_own_type_ = false;
   at::Tensor kept_;  // this rank's part of what is shown and kept, when it was last the shard's
   Geometry geometry_;
+  Flavour flavour_;
   ShardOptions options_;
   std::string type_;
   std::string name_;

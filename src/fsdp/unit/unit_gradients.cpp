@@ -201,7 +201,7 @@ void Unit::hide_gradients() {
 // positive, and products of negative ones are not.
 void Unit::show_kept(std::size_t index) {
   auto& param = params_[index];
-  if (geometry_ == Geometry::rows || !reducer_->keeps(index)) return;
+  if (!is_fsdp1() || !reducer_->keeps(index)) return;
   auto& gradient = param.local.mutable_grad();
   if (!gradient.defined()) gradient = param.stand_in = at::full_like(param.local.detach(), -0.0);
   param.shown_version = static_cast<std::uint32_t>(gradient._version());

@@ -103,14 +103,26 @@ void shard_members(const std::vector<UnitMember>& members, const detail::UnitSpe
   detail::shard_modules(std::move(modules), spec);
 }
 
+detail::UnitSpec sharded_spec(const HybridMesh& mesh, const ShardOptions& options) {
+  detail::UnitSpec spec{mesh.all, mesh.shard, mesh.replicate, options, {}};
+  if (options.layout == ShardLayout::flat) spec.geometry = detail::Geometry::flat_original;
+  return spec;
+}
+
+detail::UnitSpec sharded_spec(const Mesh& mesh, const ShardOptions& options) {
+  auto spec = sharded_spec(HybridMesh{mesh, mesh, mesh}, options);
+  spec.replicate.reset();
+  return spec;
+}
+
 }  // namespace
 
 void fully_shard(const UnitMember& module, const Mesh& mesh, const ShardOptions& options) {
-  shard_members({module}, {mesh, mesh, std::nullopt, options, {}});
+  shard_members({module}, sharded_spec(mesh, options));
 }
 
 void fully_shard(const UnitMember& module, const HybridMesh& mesh, const ShardOptions& options) {
-  shard_members({module}, {mesh.all, mesh.shard, mesh.replicate, options, {}});
+  shard_members({module}, sharded_spec(mesh, options));
 }
 
 void replicate(const UnitMember& module, const Mesh& mesh, const ReplicateOptions& options) {
@@ -119,12 +131,12 @@ void replicate(const UnitMember& module, const Mesh& mesh, const ReplicateOption
 
 void fully_shard(const std::vector<UnitMember>& modules, const Mesh& mesh,
                  const ShardOptions& options) {
-  shard_members(modules, {mesh, mesh, std::nullopt, options, {}});
+  shard_members(modules, sharded_spec(mesh, options));
 }
 
 void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
                  const ShardOptions& options) {
-  shard_members(modules, {mesh.all, mesh.shard, mesh.replicate, options, {}});
+  shard_members(modules, sharded_spec(mesh, options));
 }
 
 std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {

@@ -59,7 +59,7 @@ using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 // Parameters that `replicate` left whole are no unit of FSDP's.
 bool is_replicated(const torch::nn::Module& module) {
   const auto unit = detail::find_unit(&module);
-  return unit && !unit->is_sharded() && unit->geometry() == detail::Geometry::rows;
+  return unit && !unit->is_sharded() && !unit->is_fsdp1();
 }
 
 void append_units(const torch::nn::Module& parent,

@@ -82,6 +82,7 @@ detail::UnitSpec spec_of(const HybridMesh& mesh, const FullyShardedOptions& opti
     spec.options.reshard_after_forward = false;
   spec.geometry =
       options.use_orig_params ? detail::Geometry::flat_original : detail::Geometry::flat;
+  spec.flavour = detail::Flavour::fsdp1;
   choose_ranks(mesh, options, spec);
   return spec;
 }
