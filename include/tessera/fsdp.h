@@ -20,8 +20,8 @@
 // over a parameter or its gradient, and norms of parameters.
 //
 // fully_shard makes one *unit* of a module's parameters, without those of modules inside it that
-// are sharded already. Every rank keeps 1/N of each parameter: rows [r*c, (r+1)*c) of dimension 0
-// with c = ceil(rows/N), so that the last ranks may hold fewer rows or none. The unit is gathered
+// are sharded already. Every rank keeps 1/N of each parameter: rows [r*c, (r+1)*c) of dimension 0,
+// c = ceil(rows/N), so that the last may hold fewer or none (or see `layout`). A unit is gathered
 // when its module is called, freed when the call returns, and gathered again for its backward. Then
 // its gradients are averaged over the ranks, and each rank gets the part that it holds.
 //

@@ -34,13 +34,12 @@ class C10dChannel final : public Channel {
   // Buffers live from start to finish only: a unit at rest costs its shard.
   void start_gather(Take take, bool may_change) override {
     take_ = std::move(take);
-    send([](const at::TensorOptions& options,
-            std::int64_t count) { return torch::empty({count}, options); },
-         may_change);
+    gather_to(torch::empty({group_->getSize() * shard_.numel()}, travelling_), may_change);
   }
-  at::Tensor start_whole_gather(const Room& room, bool may_change) override {
-    send([&](const at::TensorOptions& options, std::int64_t) { return room(options); }, may_change);
-    return gathered_;
+  bool start_gather_into(const Memory& memory, bool may_change) override {
+    take_ = {};
+    gather_to(memory(), may_change);
+    return true;
   }
 
   void finish_gather() override {
@@ -50,7 +49,7 @@ class C10dChannel final : public Channel {
     const auto gather = std::exchange(gather_, {});
     if (!gather) return;  // it has failed before
     communicate("gather of parameters", [&] { gather->wait(); });
-    if (!take) return;
+    if (!take) return;  // they lie where they belong
     const auto count = shard_.numel();
     for (int r = 0; r < group_->getSize(); ++r) {
       take(r, 0, r == group_->getRank() ? sent : gathered.narrow(0, r * count, count));
@@ -86,10 +85,9 @@ class C10dChannel final : public Channel {
   }
 
  private:
-  template <typename Make>
-  void send(Make&& make, bool may_change) {
+  void gather_to(at::Tensor all, bool may_change) {
     sent_ = shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned() && !may_change, may_change);
-    gathered_ = make(sent_.options(), group_->getSize() * shard_.numel());
+    gathered_ = std::move(all);
     gather_ = communicate("gather of parameters",
                           [&] { return compat::all_gather(*group_, gathered_, sent_); });
   }
@@ -156,8 +154,10 @@ class SoloChannel final : public Channel {
       : shard_(torch::zeros({elements}, shard)), travelling_(travelling) {}
   const at::Tensor& shard() const override { return shard_; }
   bool moves_whole() const override { return has_kernels(travelling_.device()); }
-  at::Tensor start_whole_gather(const Room&, bool may_change) override {
-    return shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned() && !may_change, may_change);
+  bool start_gather_into(const Memory& memory, bool may_change) override {
+    if (!moves_whole()) return false;
+    memory().copy_(shard_, /*non_blocking=*/shard_.is_pinned() && !may_change);
+    return true;
   }
   void start_whole_reduce(const SliceSum&, const at::Tensor& slices) override { sum_ = slices; }
   // Whoever takes it casts and copies.

@@ -130,10 +130,29 @@ class PairwiseChannel final : public Channel {
     });
   }
 
+  // This rank's part is put in its place first and sent from there, so the shard may change.
+  bool start_gather_into(const Memory& memory, bool /*may_change*/) override {
+    const torch::NoGradGuard no_grad;
+    const auto all = memory();
+    std::vector<at::Tensor> parts;
+    for (int r = 0; r < group_->getSize(); ++r)
+      parts.push_back(all.narrow(0, r * shard().numel(), shard().numel()));
+    const auto own = parts[group_->getRank()];
+    own.copy_(shard());
+    communicate("gather of parameters", [&] {
+      gather_.start(name_of("gather", own.numel(), own.scalar_type()), Kind::gather,
+                    std::vector<at::Tensor>(group_->getSize(), own), std::move(parts));
+    });
+    gathers_into_ = true;
+    return true;
+  }
+
   void finish_gather() override {
     const auto take = std::exchange(take_, {});
-    if (!take) return;  // it has failed before
+    const bool into = std::exchange(gathers_into_, false);
+    if (!take && !into) return;  // it has failed before
     auto shards = communicate("gather of parameters", [&] { return gather_.finish(); });
+    if (into) return;
     shards[group_->getRank()] = std::exchange(sent_, {});
     for (int r = 0; r < group_->getSize(); ++r) take(r, 0, std::exchange(shards[r], {}));
   }
@@ -168,8 +187,9 @@ class PairwiseChannel final : public Channel {
   std::shared_ptr<CallNames> names_;  // of the transport: all channels' operations have one order
   std::unique_ptr<Channel> plain_;
   at::TensorOptions travelling_;
-  Take take_;        // while a gather is under way
-  at::Tensor sent_;  // the shard as it travels, likewise
+  Take take_;                  // while a gather is under way
+  at::Tensor sent_;            // the shard as it travels, likewise
+  bool gathers_into_ = false;  // while a gather is under way that nobody takes
   Messages gather_;
   SliceSum what_;   // of the last reduction
   at::Tensor sum_;  // this rank's own slice, while a reduction is under way

@@ -58,17 +58,20 @@ class Channel {
   // What travels is what the shard holds now. Unless it `may_change` before the finish it is not
   // copied: then it may not.
   virtual void start_gather(Take take, bool may_change) = 0;
+  // The same, but nothing is handed out: after the finish the shards of all ranks lie one after the
+  // other in what `memory` gave, an array of the dtype and device that they travel in. False, and
+  // nothing is started: this channel hands out parts, and whoever takes them copies.
+  using Memory = std::function<at::Tensor()>;
+  [[nodiscard]] virtual bool start_gather_into(const Memory& /*memory*/, bool /*may_change*/) {
+    return false;
+  }
   virtual void finish_gather() = 0;
 
-  // Whether it moves whole arrays: on a device, where a kernel takes apart what all ranks have
-  // sent, and puts together what they get. Then the two that are named so take the place of
-  // start_gather and start_reduce; they are queued on the current stream, and the finish makes the
+  // Whether it moves whole arrays: on a device, where a kernel takes apart what all ranks have sent,
+  // and puts together what they get. Then start_gather_into does what it is asked, start_whole_reduce
+  // takes the place of start_reduce, and both are queued on the current stream: a finish makes the
   // stream that is current then wait, not the host.
   [[nodiscard]] virtual bool moves_whole() const { return false; }
-  // The shards of all ranks, one after the other, in memory of `room` or, where nothing travels,
-  // the shard itself; they are there after the finish.
-  using Room = std::function<at::Tensor(const at::TensorOptions& travelling)>;
-  [[nodiscard]] virtual at::Tensor start_whole_gather(const Room& room, bool may_change);
   // `slices`: what this rank gives to each, one after the other.
   virtual void start_whole_reduce(const SliceSum& sum, const at::Tensor& slices);
 
@@ -94,9 +97,6 @@ class Channel {
   std::string label_;
 };
 
-inline at::Tensor Channel::start_whole_gather(const Room&, bool) {
-  throw std::logic_error("a channel that moves no whole arrays");
-}
 inline void Channel::start_whole_reduce(const SliceSum&, const at::Tensor&) {
   throw std::logic_error("a channel that moves no whole arrays");
 }

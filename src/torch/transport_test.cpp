@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/error.h"
+#include "torch/c10d_transport.h"
 #include "torch/mesh_state.h"
 #include "torch/testing.h"
 
@@ -61,6 +62,37 @@ TEST(Transport, ASumHasTheSameBitsOnAllRanks) {
       EXPECT_EQ(all[0], all[2]);
     }
   });
+}
+
+// Where a channel can, the shards of all ranks arrive where they are wanted.
+TEST(Transport, GathersIntoTheMemoryAskedFor) {
+  for (const std::string kind : {"same host", "pairs", "group"}) {
+    run_mesh(
+        3,
+        [&](Mesh& mesh) {
+          auto& state = *detail::state_of(mesh);
+          const auto of_group = make_c10d_transport(state.process_group);
+          auto& transport = kind == "group" ? *of_group : *state.transport;
+          for (const auto type : {at::kFloat, at::kBFloat16}) {
+            const auto channel = transport.open(5, at::kFloat, at::TensorOptions().dtype(type));
+            channel->shard().copy_(torch::arange(5) + 10 * mesh.rank());
+            at::Tensor all;
+            const bool is_into = channel->start_gather_into(
+                [&] { return all = torch::full({15}, -1, type); }, /*may_change=*/true);
+            ASSERT_EQ(is_into, kind != "same host");
+            if (!is_into) return;
+            channel->shard().zero_();
+            channel->finish_gather();
+            for (int r = 0; r < 3; ++r) {
+              EXPECT_TRUE(
+                  torch::equal(all.narrow(0, 5 * r, 5), (torch::arange(5) + 10 * r).to(type)))
+                  << kind << " " << r;
+            }
+            channel->finish_gather();  // does nothing
+          }
+        },
+        std::chrono::seconds(30), /*same_host=*/kind == "same host");
+  }
 }
 
 // Gloo ends the process when a message has another length than the one that is waited for.

@@ -14,6 +14,7 @@ namespace tessera::testing {
 
 struct Counts {
   int gathers = 0;
+  int gathers_in_place = 0;  // of them: nobody copies what came
   int exchanges = 0;
   int reductions = 0;
   int sums = 0;
@@ -50,6 +51,13 @@ class CountingChannel final : public Channel {
           take(rank, begin, part);
         },
         may_change);
+  }
+  bool start_gather_into(const Memory& memory, bool may_change) override {
+    if (!inner_->start_gather_into(memory, may_change)) return false;
+    ++counts_.gathers;
+    ++counts_.gathers_in_place;
+    counts_.gathered_in.push_back(shard().scalar_type());
+    return true;
   }
   void finish_gather() override { inner_->finish_gather(); }
   at::Tensor exchange(const at::Tensor& mine) override {

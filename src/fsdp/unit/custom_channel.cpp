@@ -26,11 +26,12 @@ class CustomChannel final : public Channel {
 
   void start_gather(Take take, bool may_change) override {
     if (!all_gather_) return inner_->start_gather(std::move(take), may_change);
-    const torch::NoGradGuard no_grad;
-    input_ = shard().to(travelling_, /*non_blocking=*/false, /*copy=*/true);
-    output_ = at::empty({ranks_ * input_.numel()}, travelling_);
-    gather_ = communicate("custom all-gather", [&] { return all_gather_(output_, input_); });
-    take_ = std::move(take);
+    gather_to(at::empty({ranks_ * shard().numel()}, travelling_), std::move(take));
+  }
+  bool start_gather_into(const Memory& memory, bool may_change) override {
+    if (!all_gather_) return inner_->start_gather_into(memory, may_change);
+    gather_to(memory(), [](int, std::int64_t, const at::Tensor&) {});
+    return true;
   }
 
   void finish_gather() override {
@@ -64,6 +65,13 @@ class CustomChannel final : public Channel {
 
  private:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  void gather_to(at::Tensor all, Take take) {
+    const torch::NoGradGuard no_grad;
+    input_ = shard().to(travelling_, /*non_blocking=*/false, /*copy=*/true);
+    output_ = std::move(all);
+    gather_ = communicate("custom all-gather", [&] { return all_gather_(output_, input_); });
+    take_ = std::move(take);
+  }
   static void wait(WorkPtr& work, const char* what) {
     if (const auto under_way = std::exchange(work, {}))
       communicate(what, [&] { under_way->wait(); });

@@ -92,7 +92,10 @@ const UnitLayout& ParamStore::source_layout() const {
 
 void ParamStore::start_gather(std::shared_ptr<StoragePool> pool, bool may_change) {
   const auto& from = source_layout();
+  filling_ = at::Tensor();  // of a gather that failed
   if (source().moves_whole()) return start_whole_gather(*pool, may_change);
+  const auto memory = [this, pool] { return filling_ = pool->make_like(gathered_); };
+  if (from.is_end_to_end && source().start_gather_into(memory, may_change)) return;
   source().start_gather(
       [this, &from, pool = std::move(pool)](int rank, std::int64_t begin, const at::Tensor& part) {
         // Taken when the first part is here: until then a prefetched unit costs its buffers only.
@@ -113,13 +116,10 @@ void ParamStore::start_whole_gather(StoragePool& pool, bool may_change) {
   const c10::StreamGuard guard(gathers.stream());
   const auto& from = source_layout();
   const auto count = static_cast<std::int64_t>(from.runs.size()) * from.shard_elements;
-  const auto sent = source().start_whole_gather(
-      [&](const at::TensorOptions& travelling) {
-        return lies_as_sent(from) ? filling_ : at::empty({count}, travelling);
-      },
-      may_change);
+  const auto all = from.is_end_to_end ? filling_ : at::empty({count}, gathered_.options());
+  static_cast<void>(source().start_gather_into([&] { return all; }, may_change));
   source().finish_gather();
-  if (!sent.is_same(filling_)) copy_out(from, sent, layout_, filling_);
+  if (!from.is_end_to_end) copy_out(from, all, layout_, filling_);
   arrival_ = gathers.mark();
 }
 
@@ -131,6 +131,8 @@ void ParamStore::await_gather() {
 
 void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
                       const at::Tensor& part) {
+  if (from.is_end_to_end)
+    return copy_quietly(filling_, rank * from.shard_elements + begin, part, 0, part.numel());
   const auto end = begin + part.numel();
   const auto& runs = from.runs[rank];
   for (auto run = first_run(runs, begin); run != runs.end() && run->local < end; ++run) {
@@ -142,9 +144,14 @@ void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
   }
 }
 
-// The memory moves under the module's tensors.
+// The memory moves under the module's tensors. After a failure a peer may still write to it.
 void ParamStore::finish_gather() {
-  await_gather();
+  try {
+    await_gather();
+  } catch (...) {
+    filling_ = at::Tensor();
+    throw;
+  }
   auto& storage = storage_of(gathered_);
   compat::allow_access(storage);
   storage.set_data_ptr_noswap(
@@ -153,8 +160,12 @@ void ParamStore::finish_gather() {
 }
 
 void ParamStore::drop_gather(StoragePool& pool) {
-  finish_unwanted([&] { await_gather(); });
-  if (filling_.defined()) pool.take(storage_of(filling_));  // not after a failure
+  bool is_done = false;
+  finish_unwanted([&] {
+    await_gather();
+    is_done = true;
+  });
+  if (is_done && filling_.defined()) pool.take(storage_of(filling_));
   filling_ = at::Tensor();
 }
 

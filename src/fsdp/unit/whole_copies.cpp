@@ -56,6 +56,19 @@ void copy_rows(const UnitLayout& from, const at::Tensor& all, const UnitLayout& 
   if (!cut.empty()) at::_foreach_copy_(cut, pieces);
 }
 
+void copy_ranges(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
+                 const at::Tensor& gathered) {
+  std::vector<at::Tensor> into, pieces;
+  for (std::int64_t rank = 0; rank < ranks_of(from); ++rank) {
+    for (const auto& run : from.runs[static_cast<std::size_t>(rank)]) {
+      into.push_back(
+          gathered.narrow(0, to.params[run.param].gathered_offset + run.global, run.count));
+      pieces.push_back(all.narrow(0, rank * from.shard_elements + run.local, run.count));
+    }
+  }
+  if (!into.empty()) at::_foreach_copy_(into, pieces);
+}
+
 // A gradient with the elements of each rank one after the other in its first dimension.
 at::Tensor in_order_of_ranks(const ParamPlace& place, const at::Tensor& gradient,
                              std::int64_t ranks) {
@@ -105,25 +118,21 @@ at::Tensor join_ranges(const UnitLayout& slices, const std::vector<at::Tensor>& 
 
 }  // namespace
 
-bool lies_as_sent(const UnitLayout& from) {
-  return !is_rows(from);
-}
-
 void copy_out(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
               const at::Tensor& gathered) {
   const torch::NoGradGuard no_grad;
-  if (lies_as_sent(from)) {
-    gathered.copy_(all);
-  } else {
+  if (is_rows(from)) {
     copy_rows(from, all, to, gathered);
+  } else {
+    copy_ranges(from, all, to, gathered);
   }
 }
 
 at::Tensor join_slices(const UnitLayout& slices, const std::vector<at::Tensor>& gradients,
                        const at::Tensor& trailer) {
   const torch::NoGradGuard no_grad;
-  return lies_as_sent(slices) ? join_ranges(slices, gradients, trailer)
-                              : join_rows(slices, gradients, trailer);
+  return is_rows(slices) ? join_rows(slices, gradients, trailer)
+                         : join_ranges(slices, gradients, trailer);
 }
 
 }  // namespace tessera::detail

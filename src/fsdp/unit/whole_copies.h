@@ -13,9 +13,6 @@
 
 namespace tessera::detail {
 
-// What ranks hold by `from`, one shard after the other, is the gathered array as it is.
-[[nodiscard]] bool lies_as_sent(const UnitLayout& from);
-
 // `all`: the shards of the ranks of `from`, one after the other. `gathered`: the array of `to`, of
 // the same parameters; with room for whole chunks where they are rows.
 void copy_out(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fsdp/state/model_state.h"
+#include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/activation_checkpoint.h"
@@ -500,6 +501,46 @@ TEST(FlatUnits, RefuseToBeCutAlongDimensions) {
                 }),
                 HasSubstr("a flat layout cuts parameters along none"));
   });
+}
+
+// What travels arrives as the parameters where a transport can do that.
+TEST(FlatUnits, AreGatheredWithoutACopy) {
+  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+    run_mesh(
+        2,
+        [&](Mesh& mesh) {
+          testing::Counts counts;
+          testing::count(mesh, counts);
+          auto pair = make_pair();
+          shard_pair(pair, mesh, {.layout = layout}, /*is_hybrid=*/false);
+          pair(torch::ones({2, 6}), true, false).square().mean().backward();
+          EXPECT_EQ(counts.gathers, 5);  // of the root one
+          EXPECT_EQ(counts.gathers_in_place, layout == ShardLayout::flat ? 5 : 0);
+        },
+        std::chrono::seconds(30), /*same_host=*/false);
+  }
+}
+
+// Shards that change while they travel: what was sent is what they were.
+TEST(FlatUnits, MayChangeWhileTheyAreGathered) {
+  for (const bool same_host : {true, false}) {
+    run_mesh(
+        2,
+        [](Mesh& mesh) {
+          auto pair = make_pair();
+          shard_pair(pair, mesh, {.layout = ShardLayout::flat}, /*is_hybrid=*/false);
+          const auto before = full_state_dict(pair);
+          auto handle = start_unshard(pair);
+          {
+            const torch::NoGradGuard no_grad;
+            for (const auto& parameter : sharded_parameters(pair)) parameter.local.mul_(2);
+          }
+          handle.wait();
+          for (const auto& entry : pair->named_parameters())
+            EXPECT_TRUE(torch::equal(entry.value(), before[entry.key()])) << entry.key();
+        },
+        std::chrono::seconds(30), same_host);
+  }
 }
 
 // Units of both layouts in one model.

@@ -268,7 +268,7 @@ TESSERA_MODULE(Large);
 
 // Units of many rounds of shared memory, whose parts end anywhere in a parameter.
 TEST(LargeUnits, GradientsAreTheAveragesOfAllRanks) {
-  for (const std::string kind : {"rows", "flat", "whole"}) {
+  for (const std::string kind : {"rows", "flat", "aligned", "whole"}) {
     run_mesh(3, [&](Mesh& mesh) {
       Large model, alone;
       {
@@ -288,6 +288,7 @@ TEST(LargeUnits, GradientsAreTheAveragesOfAllRanks) {
       (loss / 3).backward();
       if (kind == "whole") replicate(model, mesh);
       if (kind == "rows") fully_shard(model, mesh);
+      if (kind == "aligned") fully_shard(model, mesh, {.layout = ShardLayout::flat});
       std::optional<FullyShardedDataParallel<Large>> wrapped;
       if (kind == "flat")
         wrapped.emplace(model, mesh, FullyShardedOptions{.use_orig_params = true});
@@ -308,7 +309,8 @@ TEST(LargeUnits, GradientsAreTheAveragesOfAllRanks) {
           ASSERT_EQ(mine.defined(), whole.defined()) << kind << " " << parameter.name();
           if (!whole.defined()) continue;
           if (kind == "rows") whole = whole.narrow(0, parameter.offset, mine.size(0));
-          if (kind == "flat") whole = whole.view({-1}).narrow(0, parameter.offset, mine.numel());
+          if (kind == "flat" || kind == "aligned")
+            whole = whole.view({-1}).narrow(0, parameter.offset, mine.numel());
           EXPECT_TRUE(torch::allclose(mine, whole, 1e-5, 1e-6)) << kind << " " << parameter.name();
         }
       }
