@@ -91,10 +91,11 @@ void deliver(int index) {
   std::erase_if(device.uploads, is_over);
 }
 
-struct Memory {
-  void* first;
-  std::size_t bytes;
-};
+void learn(int device, const Clock& clock) {
+  const std::lock_guard lock(state().mutex);
+  race_log().join(device_at(device).host, clock);
+  deliver(device);
+}
 
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -228,8 +229,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (event == nullptr) return true;
     const auto& mark = *static_cast<Mark*>(event);
     if (state().late_events) return false;
-    const Uncounted asks;
-    note_wait(mark.device, mark.clock, "");
+    learn(mark.device, mark.clock);
     return true;
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
@@ -242,8 +242,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream& stream) const override {
     if (state().late_events) return false;
-    const Uncounted asks;
-    note_wait(stream.device_index(), race_log().clock(line_of(stream)), "");
+    learn(stream.device_index(), race_log().clock(line_of(stream)));
     return true;
   }
   void synchronizeStream(const c10::Stream& stream) const override {
@@ -349,10 +348,10 @@ at::Tensor on_host(const at::Tensor& tensor, Access access) {
 }
 
 void note_wait(int device, const Clock& clock, const std::string& what) {
+  if (uncounted > 0) return;
   const std::lock_guard lock(state().mutex);
-  if (uncounted == 0) device_at(device).counts.waits.push_back(what + here());
-  race_log().join(host_of(device), clock);
-  deliver(device);
+  device_at(device).counts.waits.push_back(what + here());
+  learn(device, clock);
 }
 
 void download(int device, const Moment& moment, void* to, const void* from, std::size_t bytes) {

@@ -37,8 +37,8 @@ struct DeviceCounts {
 [[nodiscard]] DeviceCounts take_counts(int device);
 [[nodiscard]] std::vector<std::string> take_races();
 
-// What this thread does on the device, while it lives, is not counted: it is another library's, or
-// the test's own. Its races are.
+// What this thread does on the device, while it lives, is another library's, as NCCL's is: it is
+// not counted, and the host does not know what it has waited for. Its races are found.
 class [[nodiscard]] Uncounted {
  public:
   Uncounted();
