@@ -1,5 +1,5 @@
 # Only the commands that a person types. The work is in CMakePresets.json and tools/.
-.PHONY: help setup demo test build core bench lint format tidy fuzz asan tsan soak install wheel deb docs clean
+.PHONY: help setup demo test build cuda-build core bench lint format tidy fuzz asan tsan soak install wheel deb docs clean
 .DEFAULT_GOAL := help
 
 # A libtorch file can take over 2 GB to compile; the number of jobs follows cores and memory.
@@ -8,9 +8,11 @@ JOBS ?= $(shell n=$$(nproc); m=$$(awk '/MemAvailable/ {print int($$2 / 2500000)}
 PREFIX ?= /usr/local
 # What is installed.
 BUILD ?= build/release
+# The libtorch of cuda-build: a preset names it.
+TESSERA_CUDA_TORCH ?= 2.11.0
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 setup: ## install the Debian packages and the venv that are missing
 	@tools/setup
@@ -24,6 +26,10 @@ test: setup ## build and run every test
 
 build: setup ## build everything
 	@tools/build release $(JOBS)
+
+cuda-build: setup ## build everything for CUDA; needs no GPU and no nvcc, only wheels
+	@.venv/bin/python tools/cuda-setup $(TESSERA_CUDA_TORCH)
+	@tools/build cuda-$(TESSERA_CUDA_TORCH) $(JOBS)
 
 core: ## build and test the part that needs no libtorch
 	@tools/setup --core-only
