@@ -1,16 +1,19 @@
 // How long do save and load of a GPT's model and AdamW state take? Started by torchrun --no-python,
 // beside bench/peers/dcp_save_load.py, which holds the same tensors: rank 0 prints one line a
-// round.
+// round. BENCH_SHAPE=layers,width,vocabulary; on a GPU where the mesh is on one.
 //   bench_save_load DIRECTORY ROUNDS
+#include <torch/torch.h>
+
+#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <string>
 
 #include "measure.h"
 #include "tessera/checkpoint.h"
 #include "tessera/mesh.h"
+#include "tessera/tensor_value.h"
 
 namespace {
 
@@ -20,9 +23,13 @@ using tessera::Value;
 using tessera::bench::now;
 using tessera::bench::peak_memory;
 
-constexpr int kLayers = 12;
-constexpr std::int64_t kDim = 1024;
-constexpr std::int64_t kVocabulary = 32000;
+// Layers, width and vocabulary.
+std::array<long, 3> model_shape() {
+  std::array<long, 3> shape{12, 1024, 32000};
+  if (const char* text = std::getenv("BENCH_SHAPE"))
+    std::sscanf(text, "%ld,%ld,%ld", &shape[0], &shape[1], &shape[2]);
+  return shape;
+}
 
 // This rank's rows of a float tensor, filled with numbers that differ from row to row.
 Value rows(const Shape& shape, const tessera::Mesh& mesh) {
@@ -35,29 +42,27 @@ Value rows(const Shape& shape, const tessera::Mesh& mesh) {
     box.offsets[0] = std::min(chunk * mesh.rank(), shape[0]);
     box.sizes[0] = std::min(chunk, shape[0] - box.offsets[0]);
   }
-  const std::int64_t count = tessera::numel(box.sizes);
-  auto storage = std::make_shared<tessera::Storage>();
-  storage->owner =
-      std::shared_ptr<void>(std::malloc(static_cast<std::size_t>(count) * 4 + 1), std::free);
-  storage->data = static_cast<std::byte*>(storage->owner.get());
-  storage->size = static_cast<std::uint64_t>(count) * 4;
-  auto* numbers = reinterpret_cast<float*>(storage->data);
-  for (std::int64_t i = 0; i < count; ++i)
-    numbers[i] = static_cast<float>((i * 2654435761) % 1000003) * 1e-6F;
-  tensor.pieces.push_back({box, std::move(storage), 0, {}, -1});
+  auto numbers = torch::empty(box.sizes);
+  auto* first = numbers.data_ptr<float>();
+  for (std::int64_t i = 0; i < numbers.numel(); ++i)
+    first[i] = static_cast<float>((i * 2654435761) % 1000003) * 1e-6F;
+  if (!shape.empty()) numbers = numbers.to(mesh.device());
+  tensor.pieces.push_back(
+      {box, tessera::to_value(numbers).as_tensor().pieces[0].storage, 0, {}, -1});
   return Value(std::move(tensor));
 }
 
 Value state_tree(const tessera::Mesh& mesh) {
-  std::vector<std::pair<std::string, Shape>> shapes = {{"wte.weight", {kVocabulary, kDim}}};
-  for (int i = 0; i < kLayers; ++i) {
+  const auto [layers, dim, vocabulary] = model_shape();
+  std::vector<std::pair<std::string, Shape>> shapes = {{"wte.weight", {vocabulary, dim}}};
+  for (int i = 0; i < layers; ++i) {
     const std::string block = "h." + std::to_string(i) + ".";
-    shapes.push_back({block + "attn.qkv.weight", {3 * kDim, kDim}});
-    shapes.push_back({block + "attn.out.weight", {kDim, kDim}});
-    shapes.push_back({block + "mlp.up.weight", {4 * kDim, kDim}});
-    shapes.push_back({block + "mlp.down.weight", {kDim, 4 * kDim}});
-    shapes.push_back({block + "ln1.weight", {kDim}});
-    shapes.push_back({block + "ln2.weight", {kDim}});
+    shapes.push_back({block + "attn.qkv.weight", {3 * dim, dim}});
+    shapes.push_back({block + "attn.out.weight", {dim, dim}});
+    shapes.push_back({block + "mlp.up.weight", {4 * dim, dim}});
+    shapes.push_back({block + "mlp.down.weight", {dim, 4 * dim}});
+    shapes.push_back({block + "ln1.weight", {dim}});
+    shapes.push_back({block + "ln2.weight", {dim}});
   }
   Value model = Value::dict();
   Value state = Value::dict();

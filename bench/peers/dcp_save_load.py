@@ -1,4 +1,4 @@
-"""PyTorch DCP saving and loading the tensors of bench/save_load.cpp: torchrun ... DIRECTORY ROUNDS."""
+"""PyTorch DCP saving and loading the tensors of bench/save_load.cpp: torchrun ... DIRECTORY ROUNDS [cuda]."""
 import os
 import resource
 import sys
@@ -28,11 +28,14 @@ def shapes():
 
 def main():
     directory, rounds = sys.argv[1], int(sys.argv[2])
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    device = sys.argv[3] if len(sys.argv) > 3 else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
 
     def rows(shape):
-        return distribute_tensor(torch.rand(shape), mesh, [Shard(0)])
+        return distribute_tensor(torch.rand(shape, device=device), mesh, [Shard(0)])
 
     model = {name: rows(shape) for name, shape in shapes()}
     state = {
