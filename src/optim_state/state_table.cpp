@@ -179,6 +179,13 @@ void require_on_all(const Row& row, const std::vector<Holder>& holders, const st
   }
 }
 
+// Where one rank has all of a parameter, others may tell of a state without elements, and it not.
+void require_held(const Row& row, const std::vector<Holder>& holders) {
+  const auto lacks_all = [](const Holder& holder) { return holder.state == nullptr; };
+  if (holders.empty() || !std::ranges::all_of(holders, lacks_all)) return;
+  throw lacks(row, "of any name", holders.front().rank);
+}
+
 TableEntry table_entry(const std::string& name, const Value& value) {
   if (!is_shaped(value)) return {.name = name, .value = value};
   return {.name = name, .is_tensor = true, .dtype = value.as_tensor().dtype};
@@ -187,6 +194,7 @@ TableEntry table_entry(const std::string& name, const Value& value) {
 void join(Row& row) {
   const auto holders = holders_of(row);
   require_all_parts(row);
+  require_held(row, holders);
   for (const auto& [name, first] : first_values(holders)) {
     require_on_all(row, holders, name, *first);
     row.row.entries.push_back(table_entry(name, *first));
