@@ -168,11 +168,10 @@ TEST_P(TrainingStates, GoOnElsewhere) {
   }
 }
 
+const auto kFromAndTo =
+    ::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original, Way::aligned);
 INSTANTIATE_TEST_SUITE_P(Ways, TrainingStates,
-                         ::testing::Combine(::testing::Values(Way::replicated, Way::rows, Way::flat,
-                                                              Way::original, Way::aligned),
-                                            ::testing::Values(Way::replicated, Way::rows, Way::flat,
-                                                              Way::original, Way::aligned),
+                         ::testing::Combine(kFromAndTo, kFromAndTo,
                                             ::testing::Values(Kind::adam, Kind::sgd, Kind::adagrad,
                                                               Kind::own)),
                          [](const auto& of) {
@@ -323,8 +322,7 @@ TEST(TrainingState, OfAdamWHasFrozenParametersInTheirGroups) {
 
 // They step in the backward, and take the state of an ordinary optimizer of all parameters.
 TEST(OptimizerInBackward, HasFrozenParametersInItsGroups) {
-  const TemporaryDirectory directory;
-  const auto path = directory.path() + "/saved";
+  const TemporaryDirectory home;
   run_mesh(2, [&](Mesh& mesh) {
     auto alone = make_net({}), net = filled_net();
     for (auto* one : {&alone, &net}) (*one)->embed->weight.set_requires_grad(false);
@@ -332,13 +330,13 @@ TEST(OptimizerInBackward, HasFrozenParametersInItsGroups) {
     shard(net, Way::rows, mesh);
     const auto parameters = sharded_parameters(net);
     apply_optimizer_in_backward(parameters, [](auto given) {
-      return std::make_unique<torch::optim::Adam>(given, torch::optim::AdamOptions(0.5));
+      return std::make_unique<torch::optim::Adam>(given, /*defaults=*/0.5);
     });
     (void)thaw(alone, ordinary, 0, 2);
-    if (mesh.rank() == 0) save(TrainingState(alone, ordinary), path, *solo_group());
+    if (mesh.rank() == 0) save(TrainingState(alone, ordinary), home.path() + "/0", *solo_group());
     mesh.group().barrier();
     TrainingState state(net, optimizer_in_backward(parameters));
-    load(state, path, mesh.checkpoint_group());
+    load(state, home.path() + "/0", mesh.checkpoint_group());
     torch::optim::SGD within({torch::zeros({1})}, 1);  // the backward has stepped
     expect_losses(thaw(net, within, 2, 6), thaw(alone, ordinary, 2, 6));
   });

@@ -67,10 +67,10 @@ class Channel {
   }
   virtual void finish_gather() = 0;
 
-  // Whether it moves whole arrays: on a device, where a kernel takes apart what all ranks have sent,
-  // and puts together what they get. Then start_gather_into does what it is asked, start_whole_reduce
-  // takes the place of start_reduce, and both are queued on the current stream: a finish makes the
-  // stream that is current then wait, not the host.
+  // Whether it moves whole arrays: on a device, where a kernel takes apart what all ranks have
+  // sent, and puts together what they get. Then start_gather_into does what it is asked,
+  // start_whole_reduce takes the place of start_reduce, and both are queued on the current stream:
+  // a finish makes the stream that is current then wait, not the host.
   [[nodiscard]] virtual bool moves_whole() const { return false; }
   // `slices`: what this rank gives to each, one after the other.
   virtual void start_whole_reduce(const SliceSum& sum, const at::Tensor& slices);

@@ -139,7 +139,8 @@ void Join::restore_buffers() {
 bool Join::next(bool has_input) {
   auto& join = *impl_;
   join.put_buffers_back();
-  for (const auto& model : join.models) detail::refresh_units(model.get(), detail::GradReducer::Look::now);
+  for (const auto& model : join.models)
+    detail::refresh_units(model.get(), detail::GradReducer::Look::now);
   const int active = join.count(has_input);
   *join.weight = 1;
   join.set_counts(has_input || active == 0);

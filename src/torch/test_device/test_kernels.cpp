@@ -75,7 +75,7 @@ class Call {
     return alias != nullptr && alias->isWrite();
   }
 
-  at::Tensor enter(const at::Tensor& tensor, bool writes) {
+  at::Tensor enter(const at::Tensor& tensor, bool writes, bool is_out = false) {
     if (!tensor.defined()) return tensor;
     if (!tensor.is_privateuseone()) {
       has_host_ = has_host_ || tensor.dim() > 0 || in_list_;
@@ -84,7 +84,7 @@ class Call {
     if (device_ >= 0 && device_ != tensor.device().index())
       TORCH_CHECK(false, schema_.name(), ": tensors of two devices");
     device_ = tensor.device().index();
-    Seen seen{tensor, {}, writes, writes && tensor.storage().nbytes() == 0};
+    Seen seen{tensor, {}, writes, is_out && tensor.storage().nbytes() == 0};
     seen.host = seen.is_fresh ? at::empty({0}, tensor.options().device(at::kCPU))
                               : on_host(tensor, is_view_ ? Access::shape : Access::bytes);
     seen_.push_back(seen);
@@ -94,7 +94,7 @@ class Call {
   void enter(std::size_t i) {
     const auto& value = arguments_[i];
     if (value.isTensor()) {
-      converted_.emplace_back(enter(value.toTensor(), writes(i)));
+      converted_.emplace_back(enter(value.toTensor(), writes(i), schema_.arguments()[i].is_out()));
     } else if (value.isTensorList()) {
       in_list_ = true;
       c10::List<at::Tensor> list;
