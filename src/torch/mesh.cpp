@@ -118,7 +118,8 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launc
 }
 
 // Meshes that a rank makes one after the other through one store meet under numbers: the addresses
-// of those before are still there. What was not made does not count, so that ranks can try again.
+// of those before are still there. What was not made does not count: ranks that try again meet, but
+// one may still find the address that another had left in the attempt before, and fail once more.
 class NumberedPlace {
  public:
   NumberedPlace(c10::intrusive_ptr<c10d::Store> store, int rank)
