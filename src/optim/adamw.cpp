@@ -1,6 +1,4 @@
 #include <ATen/MemoryOverlap.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/torch.h>
 
 #include <memory>
@@ -9,35 +7,12 @@
 #include <unordered_set>
 #include <utility>
 
+#include "optim/adamw_update.h"
 #include "tessera/error.h"
 #include "tessera/optim.h"
-#include "torch/tensor.h"
 
 namespace tessera {
 namespace {
-
-// What the kernel takes: lists of tensors of equal shapes.
-struct Batch {
-  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
-};
-
-// One parameter and what belongs to it.
-struct Item {
-  at::Tensor parameter, gradient;
-  const AdamWState* state = nullptr;
-};
-
-// The kernel takes all four as flat memory: element i of one belongs to element i of the others
-// only where they lie alike, without gaps, and are what their memory holds.
-bool lies_flat(const Item& item) {
-  const auto& parameter = item.parameter;
-  if (!parameter.is_non_overlapping_and_dense() || !is_plain(parameter)) return false;
-  for (const auto* other : {&item.gradient, &item.state->exp_avg, &item.state->exp_avg_sq}) {
-    if (!torch::autograd::utils::obeys_layout_contract(*other, parameter) || !is_plain(*other))
-      return false;
-  }
-  return item.state->exp_avg.scalar_type() == parameter.scalar_type();
-}
 
 void require_updatable(const ShardedParameter& parameter, const AdamWState& state) {
   const auto& gradient = parameter.local.grad();
@@ -56,92 +31,6 @@ void require_updatable(const ShardedParameter& parameter, const AdamWState& stat
                     to_string(parameter.local.sizes().vec()))
         .at_key(parameter.name());
   }
-}
-
-bool follows(const at::Tensor& next, const at::Tensor& before) {
-  return next.is_contiguous() && before.is_contiguous() && is_plain(next) &&
-         next.is_alias_of(before) &&
-         next.storage_offset() == before.storage_offset() + before.numel();
-}
-
-// Neighbours in all four arrays and equally old: one run of memory for the kernel.
-bool joins(const Item& next, const Item& before) {
-  return follows(next.parameter, before.parameter) && follows(next.gradient, before.gradient) &&
-         follows(next.state->exp_avg, before.state->exp_avg) &&
-         follows(next.state->exp_avg_sq, before.state->exp_avg_sq) &&
-         next.state->step.item<float>() == before.state->step.item<float>();
-}
-
-at::Tensor flat(const at::Tensor& first, std::int64_t count) {
-  return first.detach().as_strided({count}, {1}, first.storage_offset());
-}
-
-void append_run(const std::vector<Item>& items, std::size_t begin, std::size_t end, Batch& batch) {
-  const auto& first = items[begin];
-  std::int64_t count = 0;
-  for (auto i = begin; i < end; ++i) count += items[i].parameter.numel();
-  batch.parameters.push_back(flat(first.parameter, count));
-  batch.gradients.push_back(flat(first.gradient, count));
-  batch.exp_avgs.push_back(flat(first.state->exp_avg, count));
-  batch.exp_avg_sqs.push_back(flat(first.state->exp_avg_sq, count));
-  // On another device the kernel wants its counts there.
-  batch.steps.push_back(first.state->step.to(first.parameter.device()));
-}
-
-// The kernel knows no complex numbers. Each of them is two numbers with moments of their own, as in
-// Python.
-std::vector<at::Tensor> as_real(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> real;
-  real.reserve(tensors.size());
-  for (const auto& tensor : tensors)
-    real.push_back(tensor.is_complex() ? at::view_as_real(tensor) : tensor);
-  return real;
-}
-
-void run_kernel(const Batch& batch, const AdamWOptions& o) {
-  if (batch.parameters.empty()) return;
-  at::_fused_adamw_(as_real(batch.parameters), as_real(batch.gradients), as_real(batch.exp_avgs),
-                    as_real(batch.exp_avg_sqs), {}, batch.steps, o.lr, o.beta1, o.beta2,
-                    o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
-}
-
-// A load fills the state where it is; what stands for it afterwards is a view of the same memory.
-void copy_unless_same(at::Tensor& into, const at::Tensor& from) {
-  const bool is_same = into.const_data_ptr() == from.const_data_ptr() &&
-                       into.scalar_type() == from.scalar_type() &&
-                       into.strides() == from.strides() && is_plain(into) && is_plain(from);
-  if (!is_same) into.copy_(from);
-}
-
-// Whatever lies in another way is updated as flat copies.
-void update_copies(const Item& item, const AdamWOptions& options) {
-  const auto& parameter = item.parameter;
-  const auto flat_copy = [&](const at::Tensor& tensor) {
-    return plain(tensor.detach().to(parameter.scalar_type())).contiguous();
-  };
-  Batch batch{{flat_copy(parameter)},
-              {flat_copy(item.gradient)},
-              {flat_copy(item.state->exp_avg)},
-              {flat_copy(item.state->exp_avg_sq)},
-              {item.state->step.to(parameter.device())}};
-  run_kernel(batch, options);
-  auto values = parameter.detach(), exp_avg = item.state->exp_avg,
-       exp_avg_sq = item.state->exp_avg_sq;
-  copy_unless_same(values, batch.parameters.front());
-  copy_unless_same(exp_avg, batch.exp_avgs.front());
-  copy_unless_same(exp_avg_sq, batch.exp_avg_sqs.front());
-}
-
-// Now or, as most are, with `batch`.
-void update_run(const std::vector<Item>& items, std::size_t begin, std::size_t end,
-                const AdamWOptions& options, Batch& batch) {
-  const auto type = items[begin].parameter.scalar_type();
-  if (items[begin].gradient.scalar_type() == type) return append_run(items, begin, end, batch);
-  // Low precision was to save memory: one run at a time has its gradients in the parameters' type.
-  Batch alone;
-  append_run(items, begin, end, alone);
-  alone.gradients.front() = alone.gradients.front().to(type);
-  run_kernel(alone, options);
 }
 
 // In the words of libtorch's AdamW. What is no number is out of range as well.
@@ -184,8 +73,7 @@ struct AdamW::Impl {
   void make_room(const ShardedParameter& parameter, AdamWState& state);
   void make_state(const ShardedParameter& parameter, AdamWState& state);
   static void require_updatable_all(const Group& group);
-  std::vector<Item> take_items(Group& group);
-  void step(Group& group);
+  std::vector<detail::AdamWItem> take_items(Group& group);
   void refresh() const;
 };
 
@@ -268,8 +156,8 @@ void AdamW::Impl::require_updatable_all(const Group& group) {
 }
 
 // What a step updates; its number of steps is counted already.
-std::vector<Item> AdamW::Impl::take_items(Group& group) {
-  std::vector<Item> items;
+std::vector<detail::AdamWItem> AdamW::Impl::take_items(Group& group) {
+  std::vector<detail::AdamWItem> items;
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
     const auto& local = group.parameters[i].local;
     if (!local.grad().defined()) continue;
@@ -280,22 +168,6 @@ std::vector<Item> AdamW::Impl::take_items(Group& group) {
     if (local.numel() > 0) items.push_back({local, local.grad(), &group.states[i]});
   }
   return items;
-}
-
-void AdamW::Impl::step(Group& group) {
-  const auto items = take_items(group);
-  Batch batch;
-  for (std::size_t begin = 0; begin < items.size();) {
-    auto end = begin + 1;
-    if (!lies_flat(items[begin])) {
-      update_copies(items[begin], group.options);
-    } else {
-      while (end < items.size() && joins(items[end], items[end - 1])) ++end;
-      update_run(items, begin, end, group.options, batch);
-    }
-    begin = end;
-  }
-  run_kernel(batch, group.options);
 }
 
 AdamW::AdamW(std::vector<ShardedParameter> parameters, const AdamWOptions& options)
@@ -326,7 +198,7 @@ void AdamW::step() {
     require_in_range(group.options);
     Impl::require_updatable_all(group);
   }
-  for (auto& group : impl_->groups) impl_->step(group);
+  for (auto& group : impl_->groups) detail::update_adamw(impl_->take_items(group), group.options);
 }
 
 void AdamW::zero_grad() {
@@ -370,8 +242,8 @@ void AdamW::set_state(std::size_t group, std::size_t index, const AdamWState& st
   // What is given may be views of the room, of a state that was forgotten.
   impl_->make_room(parameter, own);
   own.step.copy_(state.step);
-  copy_unless_same(own.exp_avg, state.exp_avg);
-  copy_unless_same(own.exp_avg_sq, state.exp_avg_sq);
+  detail::copy_unless_same(own.exp_avg, state.exp_avg);
+  detail::copy_unless_same(own.exp_avg_sq, state.exp_avg_sq);
 }
 void AdamW::make_state() {
   torch::NoGradGuard no_grad;

@@ -50,6 +50,7 @@ class Call {
 
   void run() {
     const c10::DeviceGuard guard(test_device(device_));
+    require_one_type();
     torch::jit::Stack host(converted_.begin(), converted_.end());
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -121,13 +122,36 @@ class Call {
                 ": a tensor of the CPU among those of the device");
   }
 
+  [[nodiscard]] bool has_one_type(std::size_t argument, at::ScalarType type) const {
+    if (!arguments_[argument].isTensorList()) return true;
+    return std::ranges::all_of(arguments_[argument].toTensorVector(),
+                               [&](const auto& one) { return one.scalar_type() == type; });
+  }
+  // The CPU's kernels of optimizers take one parameter after the other, CUDA's all at once.
+  void require_one_type() const {
+    if (!schema_.name().starts_with("aten::_fused_adam") || seen_.empty()) return;
+    constexpr std::size_t kLists = 4;  // parameters, gradients and moments
+    for (std::size_t i = 0; i < kLists; ++i)
+      TORCH_CHECK(has_one_type(i, seen_.front().original.scalar_type()), schema_.name(),
+                  ": tensors of two dtypes");
+  }
+  // CUDA's kernels for lists fall back to one for each tensor unless the list, and a number that is
+  // a tensor, have one dtype.
+  [[nodiscard]] std::size_t launches() const {
+    if (!schema_.name().starts_with("aten::_foreach_") || seen_.empty()) return 1;
+    const auto type = seen_.front().original.scalar_type();
+    const bool has_other_number = arguments_.size() > 1 && arguments_[1].isTensor() &&
+                                  arguments_[1].toTensor().scalar_type() != type;
+    return has_one_type(0, type) && !has_other_number ? 1 : arguments_[0].toTensorVector().size();
+  }
+
   // What a GPU would have to do for it.
   void note() {
     const bool is_empty = std::ranges::all_of(
         seen_, [](const auto& one) { return one.original.numel() == 0 && !one.is_fresh; });
     if (is_empty) return;
     std::string name = schema_.name().substr(std::string_view("aten::").size());
-    moment_ = launch(device_, name);
+    for (std::size_t i = 0; i < launches(); ++i) moment_ = launch(device_, name);
     for (const auto& one : seen_) {
       if (!one.is_fresh) touch(*moment_, one.original, one.writes);
     }
