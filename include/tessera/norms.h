@@ -7,8 +7,8 @@
 //     std::cout << name << " " << norm << "\n";
 //
 // No parameter is gathered: ranks exchange a number for each norm. All ranks get the same numbers,
-// those of the whole tensors, and a number that is none reaches all of them. Nothing is changed.
-// clip_grad_norm (tessera/optim.h) takes the same norm of gradients.
+// those of the whole tensors, and a number that is none reaches all of them.
+// What clips gradients takes the same norm of them.
 #pragma once
 
 #include <cstdint>
@@ -34,5 +34,11 @@ enum class NormOf : std::uint8_t { parameters, gradients };
 // FSDP1's flat parameter is one. Throws the same. Collective in the same way: one exchange for all.
 [[nodiscard]] std::vector<std::pair<std::string, double>> norms_by_name(
     const std::vector<ShardedParameter>& parameters, NormOf of, double norm_type = 2.0);
+
+// clip_grad_norm (tessera/optim.h) for a device: the norm stays there, as a float64 number that
+// item() waits for, and so does the factor. The host goes on at once, unless gradients are on the
+// CPU of a mesh on a device (offload). Without a mesh the norm is where the gradients are.
+torch::Tensor clip_grad_norm_(const std::vector<ShardedParameter>& parameters, double max_norm,
+                              double norm_type = 2.0);
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
@@ -40,6 +41,19 @@ at::Tensor powers_of(const std::vector<at::Tensor>& tensors, double p) {
   return powers;
 }
 
+// The same of what is on a device, as one number there: the host does not wait for it.
+at::Tensor joined_there(const std::vector<at::Tensor>& tensors, double p) {
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
+  for (const auto& tensor : tensors) by_type[tensor.scalar_type()].push_back(tensor);
+  std::vector<at::Tensor> all;
+  for (const auto& [type, of_type] : by_type) {
+    const auto wide = at::promote_types(type, at::kFloat);
+    all.push_back(at::stack(at::_foreach_norm(of_type, p, wide)).to(at::kDouble));
+  }
+  const auto norms = all.size() == 1 ? all.front() : at::cat(all);
+  return std::isinf(p) ? norms.amax() : norms.pow(p).sum();
+}
+
 // NaN where one is.
 double joined(const at::Tensor& powers, double p) {
   if (powers.numel() == 0) return 0;
@@ -48,6 +62,21 @@ double joined(const at::Tensor& powers, double p) {
 double joined(double a, double b, double p) {
   if (!std::isinf(p)) return a + b;
   return std::isnan(a) || a > b ? a : b;
+}
+
+// As joined, on `device`. The host waits for it where the tensors are on the CPU of a mesh on a
+// device (offload).
+at::Tensor joined_on(at::Device device, const std::vector<at::Tensor>& tensors, double p) {
+  std::vector<at::Tensor> here, there;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined()) (tensor.is_cpu() ? here : there).push_back(tensor);
+  }
+  const auto place = at::TensorOptions(at::kDouble).device(device);
+  if (there.empty()) return at::full({}, joined(powers_of(here, p), p), place);
+  const auto of_there = joined_there(there, p).to(device);
+  if (here.empty()) return of_there;
+  const auto of_here = at::full({}, joined(powers_of(here, p), p), place);
+  return std::isinf(p) ? at::maximum(of_there, of_here) : of_there + of_here;
 }
 
 // Of powers that all ranks have together.
@@ -67,9 +96,47 @@ at::Tensor over_ranks(const at::Tensor& powers, const Mesh& mesh, double p) {
     auto sums = powers.to(mesh.device(), powers.scalar_type(), /*non_blocking=*/false,
                           /*copy=*/true);
     mesh.all_reduce_sum(sums);
-    return sums.cpu();
+    return sums;
   }
   return at::stack(all_gather(powers, mesh)).amax(0);
+}
+
+// What each rank has a part of, and what it has as all others do.
+struct Split {
+  std::vector<at::Tensor> shards, wholes;
+};
+
+double norm_here(const Split& split, const std::optional<Mesh>& mesh, double p) {
+  const double of_shards = joined(powers_of(split.shards, p), p);
+  const double of_wholes = joined(powers_of(split.wholes, p), p);
+  if (std::isinf(p)) {
+    const double largest = joined(of_shards, of_wholes, p);
+    return mesh ? mesh->all_reduce_max(largest) : largest;
+  }
+  const double sum = mesh ? mesh->all_reduce_sum(of_shards) : of_shards;
+  return std::pow(sum + of_wholes, 1 / p);
+}
+
+// Every rank of a mesh on a device comes here, whatever it has.
+at::Tensor norm_there(const Split& split, const std::optional<Mesh>& mesh, double p,
+                      at::Device device) {
+  auto total = joined_on(device, split.shards, p);
+  if (mesh && mesh->size() > 1) total = over_ranks(total.unsqueeze(0), *mesh, p).squeeze(0);
+  const bool has_wholes =
+      std::ranges::any_of(split.wholes, [](const auto& one) { return one.defined(); });
+  if (has_wholes) {
+    const auto of_wholes = joined_on(device, split.wholes, p);
+    total = std::isinf(p) ? at::maximum(total, of_wholes) : total + of_wholes;
+  }
+  return roots(total, p);
+}
+
+// Where norms are added up: with the mesh's connections, else where the tensors are.
+at::Device device_of(const NormParts& parts) {
+  if (parts.mesh) return parts.mesh->device();
+  const auto found =
+      std::ranges::find_if(parts.tensors, [](const auto& one) { return one.defined(); });
+  return found == parts.tensors.end() ? at::Device(at::kCPU) : found->device();
 }
 
 void require_one_mesh(const ShardedParameter& parameter, const std::optional<Mesh>& mesh) {
@@ -104,19 +171,13 @@ void detail::require_norm_type(double norm_type) {
               "a norm of type " + std::to_string(norm_type) + ", expected one above 0");
 }
 
-double detail::total_norm(const NormParts& parts, double norm_type) {
-  std::vector<at::Tensor> shards, wholes;
+at::Tensor detail::total_norm(const NormParts& parts, double norm_type) {
+  Split split;
   for (std::size_t i = 0; i < parts.tensors.size(); ++i)
-    (parts.sharded[i] ? shards : wholes).push_back(parts.tensors[i]);
-  const double of_shards = joined(powers_of(shards, norm_type), norm_type);
-  const double of_wholes = joined(powers_of(wholes, norm_type), norm_type);
-  const auto& mesh = parts.mesh;
-  if (std::isinf(norm_type)) {
-    const double largest = joined(of_shards, of_wholes, norm_type);
-    return mesh ? mesh->all_reduce_max(largest) : largest;
-  }
-  const double sum = mesh ? mesh->all_reduce_sum(of_shards) : of_shards;
-  return std::pow(sum + of_wholes, 1 / norm_type);
+    (parts.sharded[i] ? split.shards : split.wholes).push_back(parts.tensors[i]);
+  const auto device = device_of(parts);
+  if (!device.is_cpu()) return norm_there(split, parts.mesh, norm_type, device);
+  return at::scalar_tensor(norm_here(split, parts.mesh, norm_type), at::kDouble);
 }
 
 double get_total_norm(const std::vector<ShardedParameter>& parameters, NormOf of,
@@ -125,7 +186,7 @@ double get_total_norm(const std::vector<ShardedParameter>& parameters, NormOf of
   const torch::NoGradGuard no_grad;
   const TakesParts takes_parts;
   const Purpose purpose(detail::purpose_of(of));
-  return detail::total_norm(detail::norm_parts(parameters, of), norm_type);
+  return detail::total_norm(detail::norm_parts(parameters, of), norm_type).item<double>();
 }
 
 std::vector<std::pair<std::string, double>> norms_by_name(
@@ -137,7 +198,8 @@ std::vector<std::pair<std::string, double>> norms_by_name(
   const auto parts = detail::norm_parts(parameters, of);
   auto powers = powers_of(parts.tensors, norm_type);
   if (parts.mesh)
-    powers = at::where(mask_of(parts.sharded), over_ranks(powers, *parts.mesh, norm_type), powers);
+    powers =
+        at::where(mask_of(parts.sharded), over_ranks(powers, *parts.mesh, norm_type).cpu(), powers);
   const auto norms = roots(powers, norm_type);
   std::vector<std::pair<std::string, double>> named;
   for (std::size_t i = 0; i < parameters.size(); ++i)

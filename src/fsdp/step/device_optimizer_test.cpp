@@ -1,18 +1,24 @@
-// AdamW on a device (torch/test_device): it launches few kernels and waits for none, and computes
-// what it computes on the CPU.
+// What comes after backward on a device (torch/test_device): AdamW and clipping launch few
+// kernels and wait for none, and compute what they compute on the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "fsdp/testing/test_training.h"
+#include "tessera/norms.h"
 #include "tessera/optim.h"
 #include "tessera/optimizer_ref.h"
 #include "torch/tensor.h"
+#include "torch/test_device/device_mesh.h"
 #include "torch/test_device/test_device.h"
+#include "torch/testing.h"
 
 namespace tessera {
 namespace {
@@ -21,8 +27,13 @@ using ::testing::IsEmpty;
 using testing::take_counts;
 using testing::test_device;
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // Of a group and dtype.
 constexpr int kOptimizerLaunches = 4;
+// Of gradients of three dtypes and whole ones beside them: five to find the norm of a dtype and two
+// to change its gradients, the exchange, and what joins them.
+constexpr int kClipLaunches = 28;
 
 ShardedParameter held(const at::Tensor& local, const std::optional<Mesh>& mesh = {}) {
   ShardedParameter parameter;
@@ -226,6 +237,139 @@ TEST(DeviceAdamW, ItsStateIsThatOfTheCpu) {
     train(*loaded);
     loaded->expect_equal();
   }
+}
+
+// Clipping ----------------------------------------------------------------------------------------
+
+std::vector<ShardedParameter> clippable(const Mesh& mesh, at::Device device) {
+  std::vector<ShardedParameter> parameters;
+  int seed = 0;
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kFloat, at::kDouble, at::kBFloat16}) {
+    // Of the last float the last rank has nothing, and the last one is whole on every rank.
+    const bool is_whole = ++seed == 5;
+    const bool has_none = seed == 3 && mesh.rank() + 1 == mesh.size();
+    const auto values = values_of(is_whole ? seed : 10 * mesh.rank() + seed, {7}, type);
+    auto local = at::zeros({has_none ? 0 : 7}, at::TensorOptions(type).device(device));
+    parameters.push_back(held(local, is_whole ? std::optional<Mesh>() : mesh));
+    local.mutable_grad() = has_none ? at::zeros_like(local) : values.to(device);
+  }
+  return parameters;
+}
+
+struct Clipped {
+  double norm;
+  std::vector<at::Tensor> gradients;  // on the CPU
+};
+Clipped taken(double norm, const std::vector<ShardedParameter>& parameters) {
+  Clipped clipped{norm, {}};
+  for (const auto& parameter : parameters)
+    clipped.gradients.push_back(parameter.local.grad().cpu());
+  return clipped;
+}
+
+void expect_near(const Clipped& found, const Clipped& expected, const std::string& where) {
+  if (std::isnan(expected.norm)) {
+    EXPECT_TRUE(std::isnan(found.norm)) << where;
+  } else {
+    EXPECT_NEAR(found.norm, expected.norm, 1e-6 * expected.norm) << where;
+  }
+  for (std::size_t i = 0; i < expected.gradients.size(); ++i) {
+    // The factor has the gradients' dtype.
+    const double rough = expected.gradients[i].scalar_type() == at::kBFloat16 ? 1e-2 : 1e-6;
+    EXPECT_TRUE(
+        at::allclose(found.gradients[i], expected.gradients[i], rough, 0, /*equal_nan=*/true))
+        << where << ", gradient " << i;
+  }
+}
+
+class DeviceClip : public ::testing::TestWithParam<int> {};
+
+TEST_P(DeviceClip, NeitherNormNorFactorIsWaitedFor) {
+  const int ranks = GetParam();
+  for (const double p : {2.0, 1.0, 3.0, kInfinity}) {
+    for (const double max_norm : {0.5, 1e6, std::nan("")}) {
+      const auto where = std::to_string(p) + ", at most " + std::to_string(max_norm);
+      std::vector<Clipped> expected(ranks);
+      testing::run_mesh(ranks, [&](Mesh& mesh) {
+        const auto parameters = clippable(mesh, mesh.device());
+        expected[mesh.rank()] = taken(clip_grad_norm(parameters, max_norm, p), parameters);
+      });
+      testing::run_device_mesh(ranks, [&](Mesh& mesh) {
+        const int device = mesh.device().index();
+        auto parameters = clippable(mesh, mesh.device());
+        static_cast<void>(take_counts(device));
+        const auto norm = clip_grad_norm_(parameters, max_norm, p);
+        const auto counts = take_counts(device);
+        expect_no_wait(counts);
+        EXPECT_EQ(norm.device(), mesh.device());
+        EXPECT_EQ(norm.dim(), 0);
+        EXPECT_LE(counts.all_launches(), kClipLaunches) << where;
+        expect_near(taken(norm.item<double>(), parameters), expected[mesh.rank()], where);
+
+        parameters = clippable(mesh, mesh.device());
+        static_cast<void>(take_counts(device));
+        const double number = clip_grad_norm(parameters, max_norm, p);
+        EXPECT_EQ(take_counts(device).waits.size(), 1U);
+        expect_near(taken(number, parameters), expected[mesh.rank()], where);
+      });
+    }
+  }
+  EXPECT_THAT(testing::take_races(), IsEmpty());
+}
+
+// Offload has the gradients on the CPU of a mesh on the device. A rank without any takes part.
+TEST_P(DeviceClip, GradientsMayBeOnTheCpu) {
+  const int ranks = GetParam();
+  for (const double p : {2.0, kInfinity}) {
+    std::vector<Clipped> expected(ranks);
+    const auto gradients_of = [&](const Mesh& mesh) {
+      auto parameters = clippable(mesh, at::kCPU);
+      if (mesh.rank() > 0) {
+        for (const auto& parameter : parameters) parameter.local.mutable_grad() = at::Tensor();
+      }
+      parameters.pop_back();
+      return parameters;
+    };
+    const auto norm_and_first = [&](const Mesh& mesh) {
+      auto parameters = gradients_of(mesh);
+      const double norm = clip_grad_norm(parameters, 0.5, p);
+      if (mesh.rank() > 0) parameters.clear();
+      return taken(norm, parameters);
+    };
+    testing::run_mesh(ranks, [&](Mesh& mesh) { expected[mesh.rank()] = norm_and_first(mesh); });
+    testing::run_device_mesh(ranks, [&](Mesh& mesh) {
+      expect_near(norm_and_first(mesh), expected[mesh.rank()], std::to_string(p));
+      EXPECT_NEAR(get_total_norm(gradients_of(mesh), NormOf::gradients, p),
+                  expected[mesh.rank()].norm, 1e-6 * expected[mesh.rank()].norm);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceClip, ::testing::Values(1, 2, 3));
+
+// Together ----------------------------------------------------------------------------------------
+
+TEST(DeviceOptimizer, WaitsForNothingAfterABackwardOfShards) {
+  testing::run_device_mesh(2, [](Mesh& mesh) {
+    const int device = mesh.device().index();
+    auto net = testing::make_net({});
+    testing::shard(net, mesh);
+    const auto parameters = sharded_parameters(net);
+    AdamW optimizer(parameters, {.lr = 0.01});
+    for (int step = 0; step < 3; ++step) {
+      testing::loss_of(net, testing::batch_of(step, 0, mesh).to(mesh.device())).backward();
+      static_cast<void>(take_counts(device));
+      static_cast<void>(clip_grad_norm_(parameters, 1.0));
+      expect_no_wait(take_counts(device));
+      optimizer.step();
+      const auto counts = take_counts(device);
+      expect_no_wait(counts);
+      optimizer.zero_grad();
+      if (step == 0) continue;
+      EXPECT_LE(counts.all_launches(), kOptimizerLaunches);
+    }
+  });
+  EXPECT_THAT(testing::take_races(), IsEmpty());
 }
 
 }  // namespace
