@@ -1,4 +1,4 @@
-// What comes after backward on a device (torch/test_device): AdamW and clipping launch few
+// What comes after backward on a device (torch/test_device): AdamW, clipping and scaling launch few
 // kernels and wait for none, and compute what they compute on the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fsdp/testing/test_training.h"
+#include "tessera/grad_scaler.h"
 #include "tessera/norms.h"
 #include "tessera/optim.h"
 #include "tessera/optimizer_ref.h"
@@ -370,6 +371,36 @@ TEST(DeviceOptimizer, WaitsForNothingAfterABackwardOfShards) {
     }
   });
   EXPECT_THAT(testing::take_races(), IsEmpty());
+}
+
+// It says whether it took the step.
+TEST(DeviceScaler, WaitsOnceAStep) {
+  testing::run_device_mesh(2, [](Mesh& mesh) {
+    const int device = mesh.device().index();
+    const std::vector<ShardedParameter> parameters{
+        held(at::ones({4}, at::TensorOptions(mesh.device())), mesh),
+        held(at::ones({3}, at::TensorOptions(mesh.device()).dtype(at::kHalf)), mesh)};
+    AdamW optimizer(parameters);
+    ShardedGradScaler scaler(mesh, {.init_scale = 4});
+    for (int step = 0; step < 4; ++step) {
+      // The one of rank 1 is infinite.
+      const float factor = step == 2 && mesh.rank() == 1 ? 1e30F : 2.0F;
+      const auto loss =
+          (parameters[0].local * factor).sum() * 1e10 + parameters[1].local.to(at::kFloat).sum();
+      static_cast<void>(take_counts(device));
+      scaler.scale(loss).backward();
+      scaler.unscale(optimizer);
+      static_cast<void>(clip_grad_norm_(parameters, 1.0));
+      EXPECT_EQ(scaler.step(optimizer), step != 2);
+      scaler.update();
+      const auto counts = take_counts(device);
+      EXPECT_EQ(counts.waits.size(), 1U) << ::testing::PrintToString(counts.waits);
+      EXPECT_THAT(counts.pageable, IsEmpty());
+      optimizer.zero_grad();
+    }
+    EXPECT_EQ(optimizer.state(0, 0).step.item<float>(), 3);
+    EXPECT_EQ(scaler.get_scale(), 2);
+  });
 }
 
 }  // namespace
