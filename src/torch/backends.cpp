@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #ifdef USE_C10D_NCCL
+#include <ATen/cuda/CUDAContextLight.h>
 #include <torch/cuda.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
@@ -75,6 +76,21 @@ torch::Device default_device(int local_rank) {
   return torch::kCPU;
 }
 
+bool goes_over_host(torch::Device device) {
+  return !device.is_cuda() || is_cuda_over_host();
+}
+
+std::string physical_name(torch::Device device) {
+#ifdef USE_C10D_NCCL
+  if (device.is_cuda()) {
+    const auto* found = at::cuda::getDeviceProperties(device.index());
+    return std::to_string(found->pciDomainID) + ":" + std::to_string(found->pciBusID) + ":" +
+           std::to_string(found->pciDeviceID);
+  }
+#endif
+  return device.str();
+}
+
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,
     const MeshOptions& options) {
@@ -86,7 +102,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
   };
   const auto gloo =
       make_gloo(c10::make_intrusive<c10d::PrefixStore>("tessera/gloo", store), rank, size, options);
-  if (device.is_cuda() && !is_cuda_over_host()) {
+  if (!goes_over_host(device)) {
     set(torch::kCPU, ProcessGroup::BackendType::GLOO, gloo);
     set(device.type(), ProcessGroup::BackendType::NCCL,
         make_nccl(c10::make_intrusive<c10d::PrefixStore>("tessera/nccl", store), rank, size,

@@ -3,12 +3,20 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <string>
+
 #include "tessera/mesh.h"
 
 namespace tessera {
 
 // The device of a rank when nobody chose one.
 [[nodiscard]] torch::Device default_device(int local_rank);
+
+// Whether collectives of what is on `device` go through the host's memory. Then ranks may share it.
+[[nodiscard]] bool goes_over_host(torch::Device device);
+// Which device of this host it is, whatever this process may see of them: for CUDA its place on the
+// bus, by which NCCL compares them too.
+[[nodiscard]] std::string physical_name(torch::Device device);
 
 // A group of Gloo for tensors on the CPU and, for a mesh on CUDA, NCCL for those on the device. For
 // a mesh on the CPU of one host shared memory comes before Gloo, see MeshOptions::same_host. What

@@ -25,6 +25,7 @@
 #include "torch/device.h"
 #include "torch/gloo_wire.h"
 #include "torch/mesh_state.h"
+#include "torch/own_devices.h"
 #include "torch/pairwise_transport.h"
 #include "torch/same_host_transport.h"
 #include "torch/tensor.h"
@@ -224,6 +225,8 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   });
   state.names = make_call_names(state.process_group);
   state.group = make_torch_group(state.process_group, state.names);
+  if (!goes_over_host(state.device))
+    require_own_devices(everyones_device(*state.group, state.device));
   state.transport = make_same_host_transport(state.process_group);
   if (!state.transport) state.transport = make_pairwise_transport(state.process_group, state.names);
   if (!state.transport)

@@ -34,17 +34,22 @@ std::optional<std::uint64_t> start_time(pid_t pid) {
 }
 
 std::string host_name() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
+  const auto boot = boot_id();
   std::array<char, 64> name{};
-  if (!std::getline(file, boot) ||
-      ::readlink("/proc/self/ns/pid", name.data(), name.size() - 1) <= 0) {
+  if (boot.empty() || ::readlink("/proc/self/ns/pid", name.data(), name.size() - 1) <= 0) {
     throw Error(ErrorCode::unsupported, "/proc does not say which host this is");
   }
   return boot + "/" + name.data();
 }
 
 }  // namespace
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  return boot;
+}
 
 ProcessId this_process() {
   const auto started = start_time(::getpid());

@@ -19,6 +19,8 @@ struct ProcessId {
   [[nodiscard]] bool operator==(const ProcessId&) const = default;
 };
 
+// Of the kernel, whatever the namespaces; empty where /proc does not tell.
+[[nodiscard]] std::string boot_id();
 // Throws `unsupported` where /proc does not tell.
 [[nodiscard]] ProcessId this_process();
 // Of this host, as ProcessId names it; 0 where that is not known.

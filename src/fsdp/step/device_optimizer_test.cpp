@@ -403,5 +403,17 @@ TEST(DeviceScaler, WaitsOnceAStep) {
   });
 }
 
+// The device has no backend of c10d: what ranks exchange goes through the host, and may share it.
+TEST(DeviceMesh, RanksMayShareADeviceWhoseCollectivesGoOverTheHost) {
+  testing::run_mesh(
+      2,
+      [](Mesh& mesh) {
+        auto values = at::full({3}, 1.0 + mesh.rank(), at::TensorOptions(mesh.device()));
+        mesh.all_reduce_sum(values);
+        EXPECT_EQ(values.sum().item<float>(), 9);
+      },
+      std::chrono::seconds(30), true, [](int) { return test_device(0); });
+}
+
 }  // namespace
 }  // namespace tessera
