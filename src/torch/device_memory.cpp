@@ -73,7 +73,7 @@ class TorchMemory final : public DeviceMemory {
 
   [[nodiscard]] HostWindow window(std::size_t size) override {
     return on_device(ErrorCode::limit, name_, [&] {
-      const auto options = at::TensorOptions(at::kByte).pinned_memory(on_.is_cuda());
+      const auto options = at::TensorOptions(at::kByte).pinned_memory(!on_.is_cpu());
       auto owner =
           std::make_shared<at::Tensor>(at::empty({static_cast<std::int64_t>(size)}, options));
       auto* bytes = static_cast<std::byte*>(owner->mutable_data_ptr());

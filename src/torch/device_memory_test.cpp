@@ -2,6 +2,7 @@
 // it, whose streams do nothing before somebody waits for an event behind the work.
 #include "torch/device_memory.h"
 
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/as_strided_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -101,6 +102,30 @@ struct QueuedGuard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, QueuedGuard)
 
+// What stands for page-locked memory.
+struct PageLocked final : c10::Allocator {
+  std::atomic<int> blocks = 0;
+  c10::DataPtr allocate(std::size_t bytes) override {
+    ++blocks;
+    return c10::GetCPUAllocator()->allocate(bytes);
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+};
+PageLocked page_locked;
+
+struct QueuedHooks final : at::PrivateUse1HooksInterface {
+  [[nodiscard]] bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  [[nodiscard]] bool isPinnedPtr(const void*) const override { return false; }
+  [[nodiscard]] at::Allocator* getPinnedMemoryAllocator() const override { return &page_locked; }
+};
+const bool hooks_registered = [] {
+  c10::register_privateuse1_backend("queued");
+  at::RegisterPrivateUse1HooksInterface(new QueuedHooks);
+  return true;
+}();
+
 at::Tensor& queue_copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   TORCH_CHECK(!copies_fail, "out of resources");
   EXPECT_TRUE(non_blocking);
@@ -142,6 +167,15 @@ INSTANTIATE_TEST_SUITE_P(TorchQueued, DeviceConformance,
 // A kernel that the current stream has not begun with.
 void queue_fill(const at::Tensor& host, double value) {
   queues().add(current_stream, [host, value] { host.fill_(value); });
+}
+
+// Copies from and to other memory wait for the device.
+TEST(DeviceMemory, WindowsOfAnyDeviceArePageLocked) {
+  const auto before = page_locked.blocks.load();
+  const auto window = device_memory_of(queued(at::zeros({1000})))->window(4000);
+  EXPECT_EQ(page_locked.blocks, before + 1);
+  const auto host = device_memory_of(at::zeros({1000}))->window(4000);
+  EXPECT_EQ(page_locked.blocks, before + 1);
 }
 
 TEST(DeviceMemory, CopiesComeAfterWhatTheCallersStreamHasQueued) {
