@@ -4,14 +4,10 @@
 
 #include "torch/c10_error.h"
 #include "torch/compat.h"
+#include "torch/device.h"
 
 namespace tessera {
 namespace {
-
-// The meta device has no kernels to save.
-bool has_kernels(torch::Device device) {
-  return !device.is_cpu() && !device.is_meta();
-}
 
 bool is_nccl(c10d::ProcessGroup& group) {
   return group.getDefaultBackend()->getBackendName() == "nccl";
@@ -29,7 +25,7 @@ class C10dChannel final : public Channel {
 
   const at::Tensor& shard() const override { return shard_; }
 
-  bool moves_whole() const override { return has_kernels(travelling_.device()); }
+  bool moves_whole() const override { return is_accelerator(travelling_.device()); }
 
   // Buffers live from start to finish only: a unit at rest costs its shard.
   void start_gather(Take take, bool may_change) override {
@@ -153,7 +149,7 @@ class SoloChannel final : public Channel {
               const at::TensorOptions& travelling)
       : shard_(torch::zeros({elements}, shard)), travelling_(travelling) {}
   const at::Tensor& shard() const override { return shard_; }
-  bool moves_whole() const override { return has_kernels(travelling_.device()); }
+  bool moves_whole() const override { return is_accelerator(travelling_.device()); }
   bool start_gather_into(const Memory& memory, bool may_change) override {
     if (!moves_whole()) return false;
     memory().copy_(shard_, /*non_blocking=*/shard_.is_pinned() && !may_change);

@@ -14,6 +14,11 @@ namespace tessera {
 [[nodiscard]] torch::Device resolve_device(torch::Device asked, int rank,
                                            const std::function<int()>& current);
 
+// Whether `device` computes beside the host, which need not wait for it: neither the CPU nor meta.
+[[nodiscard]] inline bool is_accelerator(torch::Device device) noexcept {
+  return !device.is_cpu() && !device.is_meta();
+}
+
 // Parameters on the CPU are moved to the mesh's device, others have to be there. Throws
 // `invalid_argument` otherwise, in PyTorch's words (fsdp-rows L9, X6 to X8, C10).
 void require_movable(const std::vector<torch::Device>& parameters, torch::Device mesh, int rank);

@@ -49,7 +49,7 @@ torch::Device device_of(const MeshOptions& options, int rank, int local_rank) {
 // What a user's program makes on "the" device of this type is made on the mesh's, as after
 // torch.cuda.set_device(local_rank).
 void make_current(torch::Device device) {
-  if (device.is_cpu() || device.is_meta()) return;
+  if (!is_accelerator(device)) return;
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 

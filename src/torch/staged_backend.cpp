@@ -1,14 +1,13 @@
 #include "torch/staged_backend.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <utility>
 #include <vector>
 
 #include "torch/delegating_backend.h"
+#include "torch/side_stream.h"
 
 namespace tessera {
 namespace {
@@ -19,17 +18,15 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class StagedWork final : public c10d::Work {
  public:
   // Ends with what has been queued on `stream`.
-  StagedWork(int rank, c10d::OpType type, const c10::Stream& stream, Tensors outputs)
+  StagedWork(int rank, c10d::OpType type, const SideStream& stream, Tensors outputs)
       : Work(rank, type),
-        end_(stream.device_type()),
-        device_(stream.device()),
-        outputs_(std::move(outputs)) {
-    end_.record(stream);
-  }
+        end_(stream.mark()),
+        device_(stream.stream().device()),
+        outputs_(std::move(outputs)) {}
   bool isCompleted() override { return end_.query(); }
   bool isSuccess() const override { return true; }
   bool wait(std::chrono::milliseconds) override {
-    end_.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    make_current_wait(end_, device_);
     return true;
   }
   void synchronize() override { wait(kNoTimeout); }
@@ -46,8 +43,7 @@ class StagedBackend final : public DelegatingBackend {
   StagedBackend(c10::intrusive_ptr<c10d::Backend> cpu, at::Device device)
       : DelegatingBackend(cpu->getRank(), cpu->getSize(), {}),
         cpu_(std::move(cpu)),
-        device_(device),
-        stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {}
+        stream_(device) {}
 
   const std::string getBackendName() const override { return "tessera-staged"; }
 
@@ -88,11 +84,8 @@ class StagedBackend final : public DelegatingBackend {
   // `call` gets copies of `ins` on the host and room for the outs; what changes in place is both.
   template <typename Call>
   WorkPtr staged(c10d::OpType type, const Tensors& ins, const Tensors& outs, Call&& call) {
-    const c10::impl::VirtualGuardImpl impl(device_.type());
-    c10::Event begin(device_.type());
-    begin.record(impl.getStream(device_));
-    begin.block(stream_);
-    const c10::StreamGuard guard(stream_);
+    stream_.follow_current();
+    const c10::StreamGuard guard(stream_.stream());
     const at::NoGradGuard no_grad;
     const bool in_place = &ins == &outs;
     Tensors from, to;
@@ -106,8 +99,7 @@ class StagedBackend final : public DelegatingBackend {
   }
 
   c10::intrusive_ptr<c10d::Backend> cpu_;
-  at::Device device_;
-  c10::Stream stream_;
+  SideStream stream_;
 };
 
 }  // namespace

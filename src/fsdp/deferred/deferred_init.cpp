@@ -16,6 +16,7 @@
 #include "fsdp/deferred/fill.h"
 #include "fsdp/deferred/recording.h"
 #include "tessera/error.h"
+#include "torch/device.h"
 
 namespace tessera {
 namespace detail {
@@ -100,7 +101,7 @@ void Interception::require_possible(c10::Device device) const {
                 "inside deferred_init " + op_.schema().name() +
                     " is given a tensor of another deferred_init, which has no data yet");
   }
-  if (!device.is_cpu() && !device.is_meta()) {
+  if (is_accelerator(device)) {
     throw Error(ErrorCode::unsupported, "inside deferred_init " + op_.schema().name() +
                                             " is asked for device " + device.str() +
                                             ": build on the CPU, materialising chooses the device");

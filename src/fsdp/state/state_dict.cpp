@@ -101,7 +101,6 @@ std::unordered_map<const c10::TensorImpl*, Tensor> gathered_chunks(
     const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, Tensor> chunks;
   for (const auto& unit : units_without_chunks(module)) {
-    unit->look_at_reductions(detail::GradReducer::Look::all);
     unit->adopt_replaced();
     const auto whole = unit->whole().gather();
     for (std::size_t i = 0; i < unit->params().size(); ++i) {

@@ -14,6 +14,7 @@
 #include "tessera/error.h"
 #include "tessera/layout.h"
 #include "torch/compat.h"
+#include "torch/device.h"
 
 namespace tessera::detail {
 namespace {
@@ -57,7 +58,7 @@ class Surroundings {
 
  private:
   [[nodiscard]] std::vector<at::DeviceType> types() const {
-    if (device_.is_cpu() || device_.is_meta()) return {at::kCPU};
+    if (!is_accelerator(device_)) return {at::kCPU};
     return {at::kCPU, device_.type()};
   }
   [[nodiscard]] std::vector<at::Generator> generators() const {

@@ -12,6 +12,7 @@
 #include "tessera/collectives.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
+#include "torch/device.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {
@@ -65,10 +66,6 @@ void give(const at::Tensor& full, const at::Tensor& gradient) {
   using torch::autograd::utils::obeys_layout_contract;
   full.mutable_grad() = obeys_layout_contract(gradient, full) ? gradient.detach()
                                                               : clone_obey_contract(gradient, full);
-}
-
-bool are_all_defined(const std::vector<at::Tensor>& gradients) {
-  return std::ranges::all_of(gradients, [](const auto& one) { return one.defined(); });
 }
 
 }  // namespace
@@ -258,21 +255,24 @@ void BucketReducer::launch_rows(Bucket& bucket) {
 // What it filled them with, by parameter.
 std::vector<at::Tensor> BucketReducer::fill_values(Bucket& bucket) {
   std::vector<at::Tensor> gradients, to, from;
-  const bool has_kernels = !bucket.values.is_cpu();  // few of which copy many tensors
+  const bool is_there = is_accelerator(bucket.values.device());  // where one kernel copies many
   std::int64_t at = 0;
   for (const auto param : bucket.params) {
     const auto count = params_[param].full.numel();
     const auto& gradient = gradients.emplace_back(params_[param].full.grad());
-    if (gradient.defined()) require_reducible(gradient);
+    const auto begin = std::exchange(at, at + count);
     if (!gradient.defined()) {
-      zero_quietly(bucket.values, at, count);
-    } else if (has_kernels) {
-      to.push_back(bucket.values.narrow(0, at, count));
-      from.push_back(gradient.contiguous().view({-1}));
-    } else {
-      copy_quietly(bucket.values, at, gradient.contiguous().view({-1}), 0, count);
+      zero_quietly(bucket.values, begin, count);
+      continue;
     }
-    at += count;
+    require_reducible(gradient);
+    const auto values = gradient.contiguous().view({-1});
+    if (is_there) {
+      to.push_back(bucket.values.narrow(0, begin, count));
+      from.push_back(values);
+    } else {
+      copy_quietly(bucket.values, begin, values, 0, count);
+    }
   }
   if (!to.empty()) at::_foreach_copy_(to, from);
   return gradients;

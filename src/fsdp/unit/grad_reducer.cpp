@@ -1,8 +1,8 @@
 #include "fsdp/unit/grad_reducer.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -12,6 +12,8 @@
 #include "base/one_of.h"
 #include "comm/whereabouts.h"
 #include "tessera/error.h"
+#include "torch/device.h"
+#include "torch/side_stream.h"
 
 namespace tessera::detail {
 namespace {
@@ -57,6 +59,43 @@ void require_same_reduced(const Reduced& what, const double* sums) {
   }
 }
 
+at::Tensor numbers_of(const std::vector<at::Tensor>& gradients, const Reduced& what) {
+  auto numbers = at::empty({Trailer::size(gradients.size())}, at::kFloat);
+  auto* number = numbers.mutable_data_ptr<float>();
+  for (const auto& gradient : gradients) *number++ = gradient.defined() ? 1.0F : 0.0F;
+  for (const auto value : {what.id, what.pass, what.trained}) {
+    for (int bit = 0; bit < Trailer::kBits; ++bit) {
+      const bool is_set = ((value >> bit) & 1U) != 0;
+      *number++ = is_set ? 1.0F : 0.0F;
+      *number++ = is_set ? 0.0F : 1.0F;
+    }
+  }
+  return numbers;
+}
+
+// The last elements of a sum; real ones.
+at::Tensor trailer_of(const at::Tensor& sum, std::size_t parameters) {
+  const auto count = Trailer::size(parameters);
+  const auto end = sum.narrow(0, sum.numel() - count, count);
+  return end.is_complex() ? at::real(end) : end;
+}
+
+// To page-locked memory, without a wait.
+at::Tensor start_copy_out(const at::Tensor& there) {
+  const auto here = at::empty(there.sizes(), there.options().device(at::kCPU).pinned_memory(true));
+  return here.copy_(there, /*non_blocking=*/true);
+}
+
+// `sums`: of a trailer, on the host.
+std::vector<bool> read_sums(const at::Tensor& sums, std::size_t parameters, const Reduced& what) {
+  const auto trailer = sums.to(at::kDouble).contiguous();
+  const auto* numbers = trailer.const_data_ptr<double>();
+  require_same_reduced(what, numbers + parameters);
+  std::vector<bool> present;
+  for (std::size_t i = 0; i < parameters; ++i) present.push_back(numbers[i] != 0);
+  return present;
+}
+
 }  // namespace
 
 std::uint32_t digest_of_trained(const std::vector<bool>& trained) {
@@ -89,6 +128,10 @@ GradReducer::GradReducer(double divisor, at::ScalarType dtype)
 void GradReducer::adopt_rules() {
   scale_ = GradScale::make(wanted_.divisor, dtype_);
   hook_ = wanted_.hook;
+}
+
+bool are_all_defined(const std::vector<at::Tensor>& gradients) {
+  return std::ranges::all_of(gradients, [](const auto& one) { return one.defined(); });
 }
 
 void require_without_graph(const at::Tensor& gradient) {
@@ -125,50 +168,14 @@ void GradReducer::look(Look how) {
 
 std::vector<bool> GradReducer::read_trailer(const at::Tensor& sum, std::size_t parameters,
                                             const Reduced& what, bool has_all) {
-  if (!has_all || sum.is_cpu()) return Trailer::read(sum, parameters, what);
+  if (!has_all || !is_accelerator(sum.device())) return Trailer::read(sum, parameters, what);
   late_.push_back({LateTrailer(sum, parameters, what)});
   return std::vector<bool>(parameters, true);
 }
 
-namespace {
-
-at::Tensor numbers_of(const std::vector<at::Tensor>& gradients, const Reduced& what) {
-  auto numbers = at::empty({Trailer::size(gradients.size())}, at::kFloat);
-  auto* number = numbers.mutable_data_ptr<float>();
-  for (const auto& gradient : gradients) *number++ = gradient.defined() ? 1.0F : 0.0F;
-  for (const auto value : {what.id, what.pass, what.trained}) {
-    for (int bit = 0; bit < Trailer::kBits; ++bit) {
-      const bool is_set = ((value >> bit) & 1U) != 0;
-      *number++ = is_set ? 1.0F : 0.0F;
-      *number++ = is_set ? 0.0F : 1.0F;
-    }
-  }
-  return numbers;
-}
-
-// The last elements of a sum; real ones.
-at::Tensor trailer_of(const at::Tensor& sum, std::size_t parameters) {
-  const auto count = Trailer::size(parameters);
-  const auto end = sum.narrow(0, sum.numel() - count, count);
-  return end.is_complex() ? at::real(end) : end;
-}
-
-// `sums`: of a trailer, on the host.
-std::vector<bool> read_sums(const at::Tensor& sums, std::size_t parameters, const Reduced& what) {
-  const auto trailer = sums.to(at::kDouble).contiguous();
-  const auto* numbers = trailer.const_data_ptr<double>();
-  require_same_reduced(what, numbers + parameters);
-  std::vector<bool> present;
-  for (std::size_t i = 0; i < parameters; ++i) present.push_back(numbers[i] != 0);
-  return present;
-}
-
-}  // namespace
-
 at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced& what,
                          const at::TensorOptions& options) {
-  if (!options.device().is_cpu() && !options.device().is_meta())
-    return make_rows(gradients, what, options, 1).view({-1});
+  if (is_accelerator(options.device())) return make_rows(gradients, what, options, 1).view({-1});
   return numbers_of(gradients, what).to(options);
 }
 
@@ -186,12 +193,10 @@ std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters,
 }
 
 LateTrailer::LateTrailer(const at::Tensor& sum, std::size_t parameters, const Reduced& what)
-    : parameters_(parameters), what_(what), event_(sum.device().type()) {
-  const auto trailer = trailer_of(sum, parameters);
-  numbers_ = at::empty(trailer.sizes(), trailer.options().device(at::kCPU).pinned_memory(true));
-  numbers_.copy_(trailer, /*non_blocking=*/true);
-  event_.record(c10::impl::VirtualGuardImpl(sum.device().type()).getStream(sum.device()));
-}
+    : parameters_(parameters),
+      what_(what),
+      numbers_(start_copy_out(trailer_of(sum, parameters))),
+      event_(mark_current(sum.device())) {}
 
 void LateTrailer::require() const {
   static_cast<void>(read_sums(numbers_, parameters_, what_));

@@ -64,6 +64,7 @@ struct AverageRules {
   std::shared_ptr<const ReduceHook> hook = {};
 };
 
+[[nodiscard]] bool are_all_defined(const std::vector<at::Tensor>& gradients);
 // Throws when a gradient has a graph of its own.
 void require_without_graph(const at::Tensor& gradient);
 // Throws when a gradient is of a kind that is not reduced.

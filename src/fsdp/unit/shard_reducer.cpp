@@ -128,7 +128,7 @@ bool ShardReducer::start() {
     return true;
   }
   averages_ = may_average();
-  has_all_ = std::ranges::all_of(gradients, [](const auto& one) { return one.defined(); });
+  has_all_ = are_all_defined(gradients);
   const auto elements = slices_->shard_elements;
   const SliceSum sum{.elements = elements + Trailer::size(travelling_.size()),
                      .dtype = options_.dtype,

@@ -55,7 +55,7 @@ UnitLayout layout_of(const std::vector<Shape>& shapes, const std::vector<int>& d
   switch (spec.geometry) {
     case Geometry::rows:
       return rows_layout(shapes, world, kAlignmentBytes / size, dims,
-                         /*whole_chunks=*/!spec.mesh.device().is_cpu());
+                         /*whole_chunks=*/is_accelerator(spec.mesh.device()));
     case Geometry::flat:
       return flat_layout(shapes, world, 0);
     case Geometry::flat_original:

@@ -56,19 +56,6 @@ void copy_rows(const UnitLayout& from, const at::Tensor& all, const UnitLayout& 
   if (!cut.empty()) at::_foreach_copy_(cut, pieces);
 }
 
-void copy_ranges(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
-                 const at::Tensor& gathered) {
-  std::vector<at::Tensor> into, pieces;
-  for (std::int64_t rank = 0; rank < ranks_of(from); ++rank) {
-    for (const auto& run : from.runs[static_cast<std::size_t>(rank)]) {
-      into.push_back(
-          gathered.narrow(0, to.params[run.param].gathered_offset + run.global, run.count));
-      pieces.push_back(all.narrow(0, rank * from.shard_elements + run.local, run.count));
-    }
-  }
-  if (!into.empty()) at::_foreach_copy_(into, pieces);
-}
-
 // A gradient with the elements of each rank one after the other in its first dimension.
 at::Tensor in_order_of_ranks(const ParamPlace& place, const at::Tensor& gradient,
                              std::int64_t ranks) {
@@ -118,13 +105,26 @@ at::Tensor join_ranges(const UnitLayout& slices, const std::vector<at::Tensor>& 
 
 }  // namespace
 
+void copy_runs(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
+               const at::Tensor& gathered) {
+  std::vector<at::Tensor> into, pieces;
+  for (std::int64_t rank = 0; rank < ranks_of(from); ++rank) {
+    for (const auto& run : from.runs[static_cast<std::size_t>(rank)]) {
+      into.push_back(
+          gathered.narrow(0, to.params[run.param].gathered_offset + run.global, run.count));
+      pieces.push_back(all.narrow(0, rank * from.shard_elements + run.local, run.count));
+    }
+  }
+  if (!into.empty()) at::_foreach_copy_(into, pieces);
+}
+
 void copy_out(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
               const at::Tensor& gathered) {
   const torch::NoGradGuard no_grad;
   if (is_rows(from)) {
     copy_rows(from, all, to, gathered);
   } else {
-    copy_ranges(from, all, to, gathered);
+    copy_runs(from, all, to, gathered);
   }
 }
 

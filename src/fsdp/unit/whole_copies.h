@@ -18,6 +18,10 @@ namespace tessera::detail {
 void copy_out(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
               const at::Tensor& gathered);
 
+// copy_out for any layouts, whose room does not matter, a run at a time.
+void copy_runs(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
+               const at::Tensor& gathered);
+
 // [rank][element]: what each rank gets of `gradients` by `slices`, zeros where one is undefined or
 // nothing lies, and behind it the rank's row of `trailer`, whose dtype all have. Gradients of other
 // dtypes are cast.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "fsdp/unit/whole_copies.h"
+
 namespace tessera::detail {
 
 at::Tensor WholeParameters::exchange(const at::Tensor& mine) const {
@@ -22,13 +24,7 @@ at::Tensor WholeParameters::gather_of(const at::Tensor& mine, const at::Tensor& 
       memory.defined() && memory.numel() >= count && memory.options().type_equal(mine.options());
   if (layout.is_end_to_end && !fits) return all;
   auto whole = fits ? memory.narrow(0, 0, count) : at::empty({count}, mine.options());
-  for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
-    const auto base = static_cast<std::int64_t>(rank) * layout.shard_elements;
-    for (const auto& run : layout.runs[rank]) {
-      whole.narrow(0, layout.params[run.param].gathered_offset + run.global, run.count)
-          .copy_(all.narrow(0, base + run.local, run.count));
-    }
-  }
+  copy_runs(layout, all, layout, whole);
   return whole;
 }
 
