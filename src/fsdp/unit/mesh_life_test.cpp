@@ -4,11 +4,13 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -149,13 +151,36 @@ TEST(GoneMesh, IsOfNoUseToAModelThatDiedBefore) {
   });
 }
 
-// What a dead model held
-// ---------------------------------------------------------------------------
-
 WeakStorage storage_of(const torch::Tensor& tensor) {
   return WeakStorage(
       c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl()));
 }
+
+// As long as its mesh; the storage of its shard says whether it is gone.
+WeakStorage shard_of_a_short_life() {
+  const Mesh own;
+  const auto linear = std::make_shared<nn::LinearImpl>(2, 2);
+  fully_shard(linear, own);
+  return storage_of(sharded_parameters(linear).front().local);
+}
+
+// Threads of one process are looked up in one table.
+TEST(GoneMesh, IsNotKeptByAThreadThatWrapsAnotherModel) {
+  std::atomic<bool> is_done = false;
+  std::thread wrapping([&] {
+    for (const Mesh mesh; !is_done;) fully_shard(std::make_shared<nn::LinearImpl>(2, 2), mesh);
+  });
+  for (int i = 0; i < 2000; ++i) {
+    if (shard_of_a_short_life().expired()) continue;
+    ADD_FAILURE() << "its shards outlive it, model " << i;
+    break;
+  }
+  is_done = true;
+  wrapping.join();
+}
+
+// What a dead model held
+// ---------------------------------------------------------------------------
 
 std::vector<WeakStorage> shards_of(ModuleRef module) {
   std::vector<WeakStorage> shards;

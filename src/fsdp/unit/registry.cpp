@@ -29,11 +29,6 @@ Tables& tables() {
   return instance;
 }
 
-bool is_gone(const std::weak_ptr<Unit>& weak) {
-  const auto unit = weak.lock();
-  return !unit || unit->is_dead();
-}
-
 }  // namespace
 
 std::shared_ptr<Unit> find_unit(const torch::nn::Module* module) {
@@ -103,8 +98,10 @@ void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh) {
   state_of(mesh)->units.push_back(unit);
   auto& all = tables();
   const std::unique_lock lock(all.mutex);
-  std::erase_if(all.modules, [](const auto& entry) { return is_gone(entry.second); });
-  std::erase_if(all.parameters, [](const auto& entry) { return is_gone(entry.second.unit); });
+  // Other threads' units are here too: whoever held one for a moment, to ask it, could be the last
+  // that holds it, and would end its mesh. Units of dead modules are passed over where one looks.
+  std::erase_if(all.modules, [](const auto& entry) { return entry.second.expired(); });
+  std::erase_if(all.parameters, [](const auto& entry) { return entry.second.unit.expired(); });
   for (const auto& module : unit->modules()) all.modules[module.get()] = unit;
   for (std::size_t i = 0; i < unit->params().size(); ++i) {
     all.parameters[unit->params()[i].full.unsafeGetTensorImpl()] = {unit, i};

@@ -39,7 +39,7 @@ struct ParamOwner {
 // `mismatch` when the ranks did not reduce the same: of all reductions, unless `how` says less.
 void refresh_units(const torch::nn::Module& module, GradReducer::Look how = GradReducer::Look::all);
 
-// Enters `unit`, and forgets units whose modules have died.
+// Enters `unit`, and forgets units of this mesh whose modules have died.
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh);
 
 }  // namespace tessera::detail
