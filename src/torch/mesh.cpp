@@ -3,16 +3,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <functional>
-#include <list>
-#include <mutex>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/fork.h"
@@ -27,6 +21,7 @@
 #include "torch/mesh_state.h"
 #include "torch/own_devices.h"
 #include "torch/pairwise_transport.h"
+#include "torch/rendezvous.h"
 #include "torch/same_host_transport.h"
 #include "torch/tensor.h"
 #include "torch/torch_group.h"
@@ -52,108 +47,6 @@ void make_current(torch::Device device) {
   if (!is_accelerator(device)) return;
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
-
-// torchrun names the place itself; to other launchers the user says it.
-void require_meeting_place(const LaunchedRank& launched) {
-  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
-    if (std::getenv(name) != nullptr) continue;
-    throw Error(ErrorCode::invalid_argument,
-                std::string("environment variable ") + name + " is not set, and " +
-                    launched.launcher + " started " + std::to_string(launched.size) +
-                    " ranks: MASTER_ADDR is the host of rank 0, MASTER_PORT a free port there, the "
-                    "same on all ranks");
-  }
-}
-
-// The store that a launcher's variables lead to. Meshes that a process makes one after the other
-// meet there under names of their own: what those before have left is not for them.
-struct MeetingPlace {
-  std::string address;  // of the store, and this rank
-  c10::intrusive_ptr<c10d::TCPStore> store;
-  int meshes = 0;
-};
-
-// Never closed: a rank that is done with its mesh may serve another one's next.
-MeetingPlace& meeting_place(const std::string& address,
-                            const std::function<c10::intrusive_ptr<c10d::TCPStore>()>& open) {
-  static std::mutex mutex;
-  static auto& places = *new std::list<MeetingPlace>;
-  const std::lock_guard lock(mutex);
-  const auto known = std::ranges::find(places, address, &MeetingPlace::address);
-  if (known != places.end()) return *known;
-  return places.emplace_back(MeetingPlace{address, open()});
-}
-
-// Under torchrun the agent serves the store; otherwise rank 0 does.
-c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launched,
-                                                       const MeshOptions& options) {
-  const int rank = launched.rank, size = launched.size;
-  require_meeting_place(launched);
-  const std::string host = std::getenv("MASTER_ADDR");
-  const char* agent_text = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  const bool agent = agent_text != nullptr && std::string_view(agent_text) == "True";
-  c10d::TCPStoreOptions store;
-  store.port = static_cast<std::uint16_t>(
-      number_of(environment_of_process, "MASTER_PORT", launched.launcher, 1, 65535));
-  store.isServer = rank == 0 && !agent;
-  store.numWorkers = static_cast<std::size_t>(size);
-  // The agent's store counts no workers.
-  store.waitWorkers = !agent;
-  store.timeout = options.deadline;
-  survive_broken_pipes();
-  // A child of fork() has none of its parent's connections.
-  auto& place = meeting_place(
-      host + ":" + std::to_string(store.port) + " " + std::to_string(rank) + "/" +
-          std::to_string(size) + " " + std::to_string(process_number()),
-      [&] {
-        return communicate("meeting the other ranks",
-                           [&] { return c10::make_intrusive<c10d::TCPStore>(host, store); });
-      });
-  place.store->setTimeout(options.deadline);
-  // The agent's store outlives a restart of the ranks as well.
-  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return c10::make_intrusive<c10d::PrefixStore>(std::string("tessera/attempt/") +
-                                                    (restarts != nullptr ? restarts : "0") + "/" +
-                                                    std::to_string(place.meshes++),
-                                                place.store);
-}
-
-// Meshes that a rank makes one after the other through one store meet under numbers: the addresses
-// of those before are still there. What was not made does not count: ranks that try again meet, but
-// one may still find the address that another had left in the attempt before, and fail once more.
-class NumberedPlace {
- public:
-  NumberedPlace(c10::intrusive_ptr<c10d::Store> store, int rank)
-      : store_(std::move(store)),
-        key_("tessera/meshes/" + std::to_string(rank)),
-        number_(store_->add(key_, 1)) {}
-  ~NumberedPlace() {
-    if (kept_) return;
-    try {
-      store_->add(key_, -1);
-    } catch (const std::exception&) {
-      return;  // nobody is there to meet
-    }
-  }
-  NumberedPlace(const NumberedPlace&) = delete;
-  NumberedPlace& operator=(const NumberedPlace&) = delete;
-
-  [[nodiscard]] c10::intrusive_ptr<c10d::Store> store() const {
-    return c10::make_intrusive<c10d::PrefixStore>("tessera/mesh/" + std::to_string(number_),
-                                                  store_);
-  }
-  template <typename Made>
-  Made keep(Made made) {
-    kept_ = true;
-    return made;
-  }
-
- private:
-  c10::intrusive_ptr<c10d::Store> store_;
-  std::string key_;
-  std::int64_t number_;
-  bool kept_ = false;
-};
 
 // For the handles of a program, to tell them from the units that keep the same state: with the last
 // handle those units go that nobody else would find dead.
@@ -218,10 +111,9 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   state.options = options;
   survive_broken_pipes();
   state.process_group = communicate("connecting the ranks", [&] {
-    NumberedPlace place(store, rank);
-    state.store = place.store();
+    state.store = meet(store, rank, size, options.deadline);
     state.reductions = make_reduction_group(state.store, rank, size, state.device, options);
-    return place.keep(make_process_group(state.store, rank, size, state.device, options));
+    return make_process_group(state.store, rank, size, state.device, options);
   });
   state.names = make_call_names(state.process_group);
   state.group = make_torch_group(state.process_group, state.names);
@@ -238,7 +130,8 @@ Mesh Mesh::from_environment(const MeshOptions& options) {
   // torchrun's group of one is a group all the same.
   if (!launched || (launched->size == 1 && std::getenv("WORLD_SIZE") == nullptr))
     return Mesh(options);
-  return Mesh(store_from_environment(*launched, options), launched->rank, launched->size, options);
+  return Mesh(store_from_environment(*launched, options.deadline), launched->rank, launched->size,
+              options);
 }
 
 HybridMesh Mesh::split(int shard_size) const {

@@ -146,6 +146,34 @@ TEST(Mesh, IsMadeAgainThroughOneStore) {
   other.join();
 }
 
+// A rank that gives up leaves its address in the store; the next attempt of the others does not
+// take it for one of somebody who is there.
+TEST(Mesh, IsMadeAfterAttemptsOfOneRankAlone) {
+  for (const int hasty : {0, 1}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const auto make = [&](int rank, std::chrono::milliseconds deadline) {
+      MeshOptions options;
+      options.device = torch::kCPU;
+      options.deadline = deadline;
+      return Mesh(store, rank, 2, options).all_reduce_sum(rank + 1.0);
+    };
+    for (int i = 0; i < 2; ++i) {
+      try {
+        make(hasty, std::chrono::milliseconds(100));
+        ADD_FAILURE() << "nobody else is there";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
+        EXPECT_THAT(error.what(),
+                    ::testing::HasSubstr("waiting for rank " + std::to_string(1 - hasty)));
+      }
+    }
+    std::thread other([&] { EXPECT_EQ(make(1 - hasty, std::chrono::seconds(20)), 3.0); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it is there before
+    EXPECT_EQ(make(hasty, std::chrono::seconds(20)), 3.0);
+    other.join();
+  }
+}
+
 TEST(Mesh, SaysWhichVariableIsWrong) {
   unsetenv("WORLD_SIZE");
   unsetenv("RANK");
