@@ -176,16 +176,16 @@ def device_tests(check):
 def demo_training(check):
     steps = "10" if check.small else "100"
 
-    def training(where, **extra):
+    def training(where, device):
         file = check.out / f"demo-{where}.csv"
         begin = time.monotonic()
-        check.run([check.program("train_gpt"), *DEMO, "--data", check.folder / "text", "--steps", steps,
-                   "--metrics", file], f"demo-{where}", **extra)
+        check.run([check.program("train_gpt"), *DEMO, "--device", device, "--data", check.folder / "text", "--steps", steps,
+                   "--metrics", file], f"demo-{where}")
         return losses(file), time.monotonic() - begin
 
     def both():
-        ours, seconds = training("device")
-        cpu, cpu_seconds = training("cpu", CUDA_VISIBLE_DEVICES="")
+        ours, seconds = training("device", check.device)
+        cpu, cpu_seconds = training("cpu", "cpu")
         difference = largest_difference(ours, cpu)
         check.add(f"losses of {steps} steps of the demo, beside the CPU's",
                   f"differ by {difference:.1e}; {ours[0]:.3f} to {ours[-1]:.3f}; {seconds:.0f} and {cpu_seconds:.0f} s",

@@ -128,7 +128,9 @@ int run(const Options& options) {
   try {
     keep_freed_memory();
     if (options.threads > 0) torch::set_num_threads(options.threads);
-    const auto mesh = tessera::Mesh::from_environment();
+    tessera::MeshOptions mesh_options;
+    if (!options.device.empty()) mesh_options.device = torch::Device(options.device);
+    const auto mesh = tessera::Mesh::from_environment(mesh_options);
     if (options.sharding == Sharding::none && mesh.size() > 1) {
       throw tessera::Error(tessera::ErrorCode::invalid_argument,
                            "--sharding none is for one rank alone");

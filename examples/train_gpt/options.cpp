@@ -37,6 +37,9 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--seed", o.seed, "Of weights, data order and sample");
   app.add_option("--threads", o.threads, "Threads of each rank; 0: libtorch's choice")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--device", o.device, "cpu or cuda; by default cuda where there is one")
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+      ->type_name("cpu|cuda");
   app.add_option("--dtype", o.dtype, "fp32, or bf16 for the computation (weights stay fp32)")
       ->transform(CLI::CheckedTransformer(dtypes).description(""))
       ->type_name("fp32|bf16");

@@ -27,6 +27,7 @@ struct Options {
   std::uint64_t seed = 0;  // of the weights, of the order of the data, of the sample
   int threads = 0;         // of each rank; 0: what libtorch chooses
   Precision dtype = Precision::fp32;
+  std::string device;  // type; empty: CUDA where there is a device, else the CPU
   Sharding sharding = Sharding::fsdp2;
   bool flat = false;  // fsdp2: ShardLayout::flat
 

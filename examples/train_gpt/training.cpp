@@ -9,6 +9,7 @@
 
 #include "tessera/ddp.h"
 #include "tessera/error.h"
+#include "tessera/norms.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 
 namespace {
@@ -134,7 +135,8 @@ torch::Tensor Training::loss_sum(const torch::Tensor& windows) {
 StepResult Training::step(const Text& text, std::int64_t done, double lr) {
   const double tokens = static_cast<double>(options_.batch * options_.seq);
   const Share mine = share_of(options_.batch, mesh_.rank(), mesh_.size());
-  double loss = 0;
+  // Read when the whole step is queued: a number of a device waits for what comes before it.
+  std::vector<torch::Tensor> losses;
   for (std::int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const Share part = share_of(mine.size(), micro, options_.accumulate);
     std::vector<Text::Window> windows;
@@ -149,15 +151,17 @@ StepResult Training::step(const Text& text, std::int64_t done, double lr) {
     const auto sum = loss_sum(stacked(windows, mesh_.device())) * weight;
     // Sharding averages gradients over the ranks; the loss is a sum over them.
     (sum * mesh_.size()).backward();
-    loss += sum.item<double>();
+    losses.push_back(sum.detach());
   }
-  StepResult result{.loss = mesh_.all_reduce_sum(loss)};
-  if (options_.clip > 0) {
-    result.grad_norm = tessera::clip_grad_norm(parameters_, options_.clip);
-  }
+  torch::Tensor grad_norm;
+  if (options_.clip > 0) grad_norm = tessera::clip_grad_norm_(parameters_, options_.clip);
   optimizer_.set_lr(lr);
   optimizer_.step();
   optimizer_.zero_grad();
+  double loss = 0;
+  for (const auto& part : losses) loss += part.item<double>();
+  StepResult result{.loss = mesh_.all_reduce_sum(loss)};
+  if (grad_norm.defined()) result.grad_norm = grad_norm.item<double>();
   return result;
 }
 

@@ -375,17 +375,18 @@ def test_bad_checkpoints_are_one_clear_error_on_every_rank(train, saved, tmp_pat
     assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("flags", [["--data", "nowhere.txt"]])
-def test_bad_input_without_a_checkpoint(train, tmp_path, monkeypatch, flags):
+@pytest.mark.parametrize(("flags", "code"), [(["--data", "nowhere.txt"], "not_found"),
+                                             (["--device", "cuda"], "unsupported")])  # this libtorch is the CPU's
+def test_bad_input_without_a_checkpoint(train, tmp_path, monkeypatch, flags, code):
     monkeypatch.chdir(tmp_path)
     result = train(2, *flags, launcher=lambda *args: launch(*args, timeout=30))
     assert result.codes == [3, 3], str(result)
-    assert all("not_found" in err and len(own_lines(err)) == 1 for err in result.err), str(result)
+    assert all(code in err and len(own_lines(err)) == 1 for err in result.err), str(result)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("flags", [["--heads", "7"], ["--resume", "latest"], ["--keep", "2"], ["--dtype", "fp8"],
-                                   ["--nonsense"], ["--steps", "-1"]])
+                                   ["--device", "tpu"], ["--nonsense"], ["--steps", "-1"]])
 def test_wrong_usage_is_exit_code_2(train, flags):
     result = train(1, *flags, launcher=launch)
     assert result.codes == [2] and result.err[0].strip(), str(result)
