@@ -71,6 +71,13 @@ if(TESSERA_TORCH)
   target_link_libraries(tessera_torch_all INTERFACE tessera_core_all)
 endif()
 
+# What `cmake --install` takes of a build without libtorch.
+add_custom_target(tessera_core_installed)
+add_dependencies(tessera_core_installed tessera_command ${_core_libraries})
+if(TARGET tessera_manual)
+  add_dependencies(tessera_core_installed tessera_manual)
+endif()
+
 set(_not_core)
 foreach(_header IN LISTS TESSERA_TORCH_HEADERS)
   list(APPEND _not_core PATTERN ${_header} EXCLUDE)
