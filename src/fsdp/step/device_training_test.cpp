@@ -139,6 +139,27 @@ TEST(DeviceTraining, RanksThatDifferAreToldBeforeAnythingIsSaved) {
   EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
 }
 
+// Neither a sharded nor a replicated unit, whatever was called before; without a graph it goes on.
+TEST(DeviceTraining, AUnitIsNotCapturedInAGraph) {
+  testing::run_device_mesh(2, [&](Mesh& mesh) {
+    nn::Linear sharded(3, 4), copied(3, 4);
+    fully_shard(sharded, mesh);
+    replicate(copied, mesh);
+    for (auto* model : {&sharded, &copied}) {
+      const auto step = [&] { call_module(*model, torch::ones({2, 3})).sum().backward(); };
+      step();
+      mesh.group().barrier();
+      testing::set_capturing(true);
+      EXPECT_THAT(testing::error_of(step), HasSubstr("a graph is being captured"));
+      mesh.group().barrier();
+      testing::set_capturing(false);
+      abandon_step(*model);
+      step();
+    }
+  });
+  EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceTrainings, ::testing::Values(1, 2, 3));
 
 }  // namespace

@@ -15,6 +15,8 @@
 #include "comm/whereabouts.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
+#include "torch/device.h"
+#include "torch/side_stream.h"
 
 namespace tessera::detail {
 namespace {
@@ -34,6 +36,16 @@ void move_to(torch::Device device, const std::vector<at::Tensor*>& tensors) {
 
 bool wants_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
+}
+
+// A replay would read the addresses that parameters had in this pass, and exchange nothing.
+void require_no_capture(const Unit& unit) {
+  const auto device = unit.all_ranks().device();
+  if (!is_accelerator(device) || !is_capturing(device)) return;
+  throw Error(ErrorCode::unsupported,
+              "a graph is being captured on " + device.str() + ", and unit '" + unit.name() +
+                  "' is called: a replay would read parameters where they no longer are. Capture "
+                  "modules that have no parameters of a unit");
 }
 
 // The optimizer sees flat parameters or original ones, not both; a model is evaluated in one way
@@ -280,6 +292,7 @@ bool Root::frees_after_backward(const Unit& unit) {
 
 void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   check_usable();
+  require_no_capture(unit);
   if (stack_.empty()) {
     const Range range(unit, kRangeRootPreForward);
     begin_pass();

@@ -48,6 +48,7 @@ struct State {
   std::array<Device, kTestDevices> devices;
   std::map<const char*, std::size_t> pinned;
   std::atomic<bool> late_events = false;
+  std::atomic<bool> captures = false;
 };
 
 // Tensors in static places may outlive it.
@@ -245,6 +246,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     learn(stream.device_index(), race_log().clock(line_of(stream)));
     return true;
   }
+  bool isStreamCapturing(const c10::Stream&) const override { return state().captures; }
   void synchronizeStream(const c10::Stream& stream) const override {
     note_wait(stream.device_index(), race_log().clock(line_of(stream)), "a stream");
   }
@@ -294,6 +296,9 @@ Uncounted::~Uncounted() {
   --uncounted;
 }
 
+void set_capturing(bool captures) {
+  state().captures = captures;
+}
 void set_late_events(bool late) {
   state().late_events = late;
 }

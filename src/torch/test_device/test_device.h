@@ -49,6 +49,8 @@ class [[nodiscard]] Uncounted {
 
 // Events are not there until somebody waits for them: who asks hears "not yet".
 void set_late_events(bool late);
+// Streams say that they record a graph.
+void set_capturing(bool captures);
 
 // For kernels and collectives of tests -----------------------------------------------------------
 
