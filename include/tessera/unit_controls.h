@@ -3,7 +3,7 @@
 //
 // With `recurse` they act on every unit at and below `module`, otherwise only on its own unit. All
 // throw `invalid_argument` if there is no unit to act on. Every rank must call them alike, between
-// passes. All of them are local, except start_unshard and UnshardHandle::wait.
+// passes. All of them are local, except set_keep_gathered, start_unshard and UnshardHandle::wait.
 //
 // Gradients that a backward without sync keeps on a rank (NoSync and set_requires_gradient_sync of
 // tessera/fsdp.h) stay until the next backward with sync. What takes them away is as in PyTorch:
@@ -20,6 +20,7 @@
 #include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -44,6 +45,20 @@ void set_is_last_backward(ModuleRef module, bool is_last);
 // Change the options of fully_shard with these names, from the next pass on.
 void set_reshard_after_forward(ModuleRef module, bool reshard, bool recurse = true);
 void set_reshard_after_backward(ModuleRef module, bool reshard, bool recurse = true);
+
+// Where memory is free: units stay gathered between their forward and their backward, as long as
+// their parameters together, in the dtype that they are gathered in, have at most `bytes`. Each
+// saves a gather a step, and is freed after its backward as before. The last units of the forward
+// come first, since their backwards do; one that does not fit is passed over. This is for units
+// whose reshard_after_forward is unset (with FSDP1's FULL_SHARD it is). One that is set decides,
+// and what it keeps is not counted, nor is the outermost unit, which stays in any case. What the
+// budget does not reach is freed, or parked as reshard_after_forward_ranks says.
+//
+// The order is that of the first forward with gradients, in which nothing stays yet. In forwards
+// without gradients nothing stays, but in an activation_checkpoint of a forward with them. `model`
+// is the outermost module, else `invalid_argument`; `mismatch` if ranks give different numbers. 0:
+// nothing stays. Collective.
+void set_keep_gathered(ModuleRef model, std::int64_t bytes);
 
 // The units whose gather starts when `module` has been gathered for its forward or backward. They
 // take the place of the one that the last pass suggests; an empty list restores that one.

@@ -66,6 +66,7 @@ struct Layout {
   bool last_dimension = false;  // shard_placement where sizes allow
   bool end_to_end = false;      // rows: ShardLayout::flat
   bool offload = false;
+  int keep_bytes = 0;        // set_keep_gathered; 0: nothing stays
   double divide_factor = 0;  // 0: none
   int bucket_bytes = 0;      // of replicate; 0: one bucket
   std::vector<bool> units;   // which blocks are units of their own

@@ -132,6 +132,7 @@ void describe_layout(std::ostream& out, const Layout& layout) {
   if (layout.last_dimension) out << ", dimension 1";
   if (layout.end_to_end) out << ", end to end";
   if (layout.offload) out << ", offload";
+  if (layout.keep_bytes != 0) out << ", " << layout.keep_bytes << " bytes kept";
   if (layout.divide_factor != 0) out << ", divided by " << layout.divide_factor;
   if (layout.bucket_bytes != 0) out << ", buckets of " << layout.bucket_bytes;
   out << "; units: root";

@@ -60,6 +60,8 @@ Layout draw_layout(Dice& dice, std::size_t blocks) {
   layout.inner_seed = dice.number();
   // Not another draw: seeds that are known keep all else.
   layout.end_to_end = layout.inner_seed % 2 == 0;
+  const int keeps[] = {0, 0, 2000, 1 << 20};
+  layout.keep_bytes = keeps[layout.inner_seed / 2 % 4];
   return layout;
 }
 
@@ -105,6 +107,7 @@ void settle_layout(const Case& drawn, Layout& layout) {
   const bool is_flat = layout.style == Style::flat || layout.style == Style::flat_original;
   const bool is_whole = layout.style == Style::replicate || layout.style == Style::ddp;
   if (is_whole) layout.hybrid = Hybrid::no;
+  if (is_whole) layout.keep_bytes = 0;
   if (layout.hybrid == Hybrid::halves && layout.world % 2 != 0) layout.hybrid = Hybrid::no;
   if (!is_flat) layout.whole_units = false;
   // A hybrid strategy is one of its own.

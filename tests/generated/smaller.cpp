@@ -90,6 +90,7 @@ class Smaller {
     layout([](Layout& l) { l.last_dimension = false; });
     layout([](Layout& l) { l.end_to_end = false; });
     layout([](Layout& l) { l.offload = false; });
+    layout([](Layout& l) { l.keep_bytes = 0; });
     layout([](Layout& l) { l.divide_factor = 0; });
     layout([](Layout& l) { l.bucket_bytes = 0; });
     layout([](Layout& l) { l.backward_prefetch = 0; });

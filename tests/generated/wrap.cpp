@@ -158,10 +158,10 @@ Units units_of(const RootImpl& root, const Case& drawn, const Layout& layout) {
   return units;
 }
 
-void shard(Root& root, const Case& drawn, const Layout& layout, const Mesh& mesh, int other_unit) {
-  auto mine = layout;
-  if (other_unit >= 0) mine.units[other_unit] = !mine.units[other_unit];
-  const auto units = layout.style == Style::ddp ? Units() : units_of(*root, drawn, mine);
+namespace {
+
+void shard(Root& root, const Case& drawn, const Layout& layout, const Mesh& mesh,
+           const Units& units) {
   switch (layout.style) {
     case Style::rows:
       return shard_rows(root, drawn, layout, mesh, units);
@@ -177,6 +177,16 @@ void shard(Root& root, const Case& drawn, const Layout& layout, const Mesh& mesh
       return;
     }
   }
+}
+
+}  // namespace
+
+void shard(Root& root, const Case& drawn, const Layout& layout, const Mesh& mesh, int other_unit) {
+  auto mine = layout;
+  if (other_unit >= 0) mine.units[other_unit] = !mine.units[other_unit];
+  shard(root, drawn, layout, mesh,
+        layout.style == Style::ddp ? Units() : units_of(*root, drawn, mine));
+  if (layout.keep_bytes > 0) set_keep_gathered(root, layout.keep_bytes);
 }
 
 }  // namespace tessera::generated

@@ -63,6 +63,7 @@ void ForwardOrder::enter(const Unit& unit) {
   if (mode_ == Mode::first) {
     require_same_on_all_ranks(unit);
     first_.push_back(unit.name());
+    known_.push_back(unit.weak_from_this());
   } else if (!has_warned_ && !is_expected(unit, at)) {
     warn(unit);
   }

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ class ForwardOrder {
   // unit. Collective in the first training pass.
   void enter(const Unit& unit);
   void end_pass();
+  // The units of the first training pass in their order, the same on every rank; of those that were
+  // entered again, each time.
+  [[nodiscard]] const std::vector<std::weak_ptr<const Unit>>& known() const { return known_; }
   // Of what was seen so far; on every rank.
   void forget() { *this = {}; }
 
@@ -34,9 +38,10 @@ class ForwardOrder {
 
   Mode mode_ = Mode::off;
   bool has_warned_ = false;
-  bool deviates_ = false;           // this pass does
-  std::size_t entered_ = 0;         // units of this pass
-  std::vector<std::string> first_;  // names of the units of the first training pass
+  bool deviates_ = false;                         // this pass does
+  std::size_t entered_ = 0;                       // units of this pass
+  std::vector<std::string> first_;                // names of the units of the first training pass
+  std::vector<std::weak_ptr<const Unit>> known_;  // and the units
 };
 
 }  // namespace tessera::detail

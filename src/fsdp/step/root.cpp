@@ -66,6 +66,16 @@ void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
   require_one(full_precision, "full_precision_in_eval");
 }
 
+// The outermost unit comes first.
+void require_budget_of_root(const std::vector<std::shared_ptr<Unit>>& units) {
+  for (const auto& unit : units) {
+    if (unit == units.front() || entry_of(*unit).keep_bytes == 0) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "set_keep_gathered takes a model's outermost module, got one that is inside")
+        .at_key(unit->name());
+  }
+}
+
 // As FSDP2 does, once a unit.
 void warn_of_view(Unit& unit) {
   if (!unit.is_sharded() || unit.is_fsdp1()) return;
@@ -138,6 +148,7 @@ std::shared_ptr<Root> Root::make(Unit& top) {
     units.push_back(unit);
   }
   require_homogeneous(units);
+  require_budget_of_root(units);
   root->take(std::move(units));
   return root;
 }
@@ -197,6 +208,24 @@ void Root::begin_pass() {
     if (is_training()) ++passes_;
   }
   order_.begin_pass(torch::GradMode::is_enabled());
+  choose_kept(all);
+}
+
+// What stays gathered between its forward and its backward, as much as the budget allows. Chosen
+// before the pass, so that the budget holds whatever order the pass takes, and by the order of the
+// first one, so that all ranks choose the same, copies included. Without gradients no backward
+// comes that would need it.
+void Root::choose_kept(const std::vector<std::shared_ptr<Unit>>& all) const {
+  for (const auto& unit : all) entry_of(*unit).is_within_budget = false;
+  if (!torch::GradMode::is_enabled()) return;
+  auto left = entry_of(*all.front()).keep_bytes;
+  for (auto one = order_.known().rbegin(); left > 0 && one != order_.known().rend(); ++one) {
+    const auto unit = one->lock();
+    if (!unit || !unit->has_shards() || is_outermost(*unit)) continue;
+    if (unit->options().reshard_after_forward || unit->whole_bytes() > left) continue;
+    if (std::exchange(entry_of(*unit).is_within_budget, true)) continue;
+    left -= unit->whole_bytes();
+  }
 }
 
 void Root::tell(const std::string& where, const Unit* unit) const {
@@ -281,7 +310,8 @@ bool Root::is_outermost(const Unit& unit) const {
 
 bool Root::frees_after_forward(const Unit& unit) const {
   if (entry_of(unit).pinned || inside_backward()) return false;
-  return unit.options().reshard_after_forward.value_or(!is_outermost(unit));
+  const bool stays = is_outermost(unit) || entry_of(unit).is_within_budget;
+  return unit.options().reshard_after_forward.value_or(!stays);
 }
 
 // What stays gathered after forward also does between micro-batches (fsdp-rows NS3).
@@ -515,6 +545,7 @@ void Root::abandon_step() {
     unit->forget_gradients();
     entry.pinned = false;
     entry.is_kept = false;
+    entry.is_within_budget = false;
     entry.begins_step = true;
     entry.backwards_due = 0;
   }

@@ -89,6 +89,7 @@ class Root : public std::enable_shared_from_this<Root> {
                          const std::vector<at::Tensor*>& results);
   void await_backward(Unit& unit, const std::vector<at::Tensor>& watched);
   void watch_result(Unit& unit, const at::Tensor& result);
+  void choose_kept(const std::vector<std::shared_ptr<Unit>>& all) const;
   [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
   [[nodiscard]] static bool frees_after_backward(const Unit& unit);
   [[nodiscard]] bool is_outermost(const Unit& unit) const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -30,10 +31,12 @@ struct ScheduleEntry final : UnitSchedule {
   bool unshard_in_backward = true;     // its backward needs the parameters
   bool uneven_micro_batches = false;   // ranks may differ in backwards that do not reduce
   std::optional<int> reduction_limit;  // buffers of reductions at once
+  std::uint64_t keep_bytes = 0;        // of units that stay gathered; of the root's own
   // What to gather next.
   std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
 
   // The pass that is under way.
+  bool is_within_budget = false;         // keep_bytes of the root are enough for it
   bool is_kept = false;                  // it stays gathered from the last backward on
   std::size_t modules_to_run = 0;        // of several modules; 0: none was called yet
   int backwards_due = 0;                 // forwards whose backward has not come yet

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "comm/text.h"
+#include "comm/whereabouts.h"
 #include "fsdp/step/root.h"
 #include "fsdp/unit/custom_channel.h"
 #include "fsdp/unit/registry.h"
@@ -49,6 +51,18 @@ void change_rules(const std::vector<std::shared_ptr<Unit>>& units, const Change&
   for (std::size_t i = 0; i < units.size(); ++i) units[i]->set_rules(std::move(changed[i]));
 }
 
+// Ranks that keep different units would gather different ones.
+void require_same_bytes(const Unit& unit, std::int64_t bytes) {
+  const Purpose purpose("comparing how many bytes stay gathered");
+  const auto all = unit.all_ranks().group().all_gather(to_bytes(std::to_string(bytes)));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw Error(ErrorCode::mismatch, "set_keep_gathered: rank " + std::to_string(rank) +
+                                         " may keep " + to_text(all[rank]) + " bytes, rank 0 " +
+                                         to_text(all[0]));
+  }
+}
+
 std::vector<std::weak_ptr<Unit>> prefetched(const std::vector<ModuleRef>& modules,
                                             const std::string& what) {
   std::vector<std::weak_ptr<Unit>> units;
@@ -77,6 +91,23 @@ void set_reshard_after_forward(ModuleRef module, bool reshard, bool recurse) {
 void set_reshard_after_backward(ModuleRef module, bool reshard, bool recurse) {
   for (const auto& unit : units_of(module, recurse, "set_reshard_after_backward"))
     unit->options().reshard_after_backward = reshard;
+}
+
+void set_keep_gathered(ModuleRef model, std::int64_t bytes) {
+  const std::string what = "set_keep_gathered";
+  const auto unit = unit_of(model, what);
+  require_same_bytes(*unit, bytes);
+  auto& entry = entry_of(*unit);
+  if (entry.root && entry.root->units().front() != unit) {
+    throw Error(ErrorCode::invalid_argument,
+                what + " takes a model's outermost module, got one that is inside")
+        .at_key(unit->name());
+  }
+  if (bytes < 0) {
+    throw Error(ErrorCode::invalid_argument,
+                what + " takes a number of bytes, got " + std::to_string(bytes));
+  }
+  entry.keep_bytes = static_cast<std::uint64_t>(bytes);
 }
 
 void set_modules_to_forward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next) {

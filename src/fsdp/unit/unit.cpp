@@ -446,8 +446,7 @@ void Unit::set_name(std::string name) {
 
 void Unit::note(TraceStep step) const {
   if (!trace) return;
-  const auto bytes = store_ ? store_->whole_bytes() : 0;
-  trace->push_back({step, name_, bytes, std::chrono::steady_clock::now()});
+  trace->push_back({step, name_, whole_bytes(), std::chrono::steady_clock::now()});
 }
 
 void Unit::start_gather(bool may_change) {
@@ -564,6 +563,10 @@ void Unit::hide_own_type() {
 
 std::uint64_t Unit::gathered_bytes() const {
   return store_ ? store_->gathered_bytes() : 0;
+}
+
+std::uint64_t Unit::whole_bytes() const {
+  return store_ ? store_->whole_bytes() : 0;
 }
 
 std::uint64_t Unit::shard_bytes() const {

@@ -208,7 +208,8 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
 
   std::uint64_t gathers = 0;
   std::uint64_t reductions = 0;
-  [[nodiscard]] std::uint64_t gathered_bytes() const;
+  [[nodiscard]] std::uint64_t gathered_bytes() const;  // now
+  [[nodiscard]] std::uint64_t whole_bytes() const;     // while it is gathered
   [[nodiscard]] std::uint64_t shard_bytes() const;
   [[nodiscard]] std::int64_t element_count() const noexcept { return element_count_; }
 
