@@ -112,6 +112,7 @@ void ParamStore::start_whole_gather(StoragePool& pool, bool may_change) {
   // The schedule's own gathers come after the changes that the beginning of the pass has seen.
   if (may_change) gathers.follow_current();
   filling_ = pool.make_like(gathered_);
+  if (is_parked_) parked_->block(gathers.stream());
   const c10::StreamGuard guard(gathers.stream());
   const auto& from = source_layout();
   const auto count = static_cast<std::int64_t>(from.runs.size()) * from.shard_elements;
@@ -173,9 +174,15 @@ void ParamStore::free(StoragePool& pool) {
 }
 
 void ParamStore::park(StoragePool& pool) {
-  for (const auto& run : parking_->layout.runs[parking_->rank]) {
-    copy_quietly(parking_->channel->shard(), run.local, gathered_,
-                 layout_.params[run.param].gathered_offset + run.global, run.count);
+  const auto& [parts, rank, channel] = *parking_;
+  if (channel->moves_whole()) {
+    copy_part(layout_, gathered_, parts, rank, channel->shard());
+    parked_ = mark_current(device());
+  } else {
+    for (const auto& run : parts.runs[rank]) {
+      copy_quietly(channel->shard(), run.local, gathered_,
+                   layout_.params[run.param].gathered_offset + run.global, run.count);
+    }
   }
   is_parked_ = true;
   free(pool);

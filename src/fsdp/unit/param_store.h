@@ -101,6 +101,8 @@ class ParamStore {
   at::Tensor filling_;   // the same, filled by a gather under way
   // On a device: what a gather of one array under way ends with, on the stream of gathers.
   std::optional<c10::Event> arrival_;
+  // On a device: what parking ended with, on the stream that computes.
+  std::optional<c10::Event> parked_;
 };
 
 }  // namespace tessera::detail

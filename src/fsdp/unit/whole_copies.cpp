@@ -118,6 +118,18 @@ void copy_runs(const UnitLayout& from, const at::Tensor& all, const UnitLayout& 
   if (!into.empty()) at::_foreach_copy_(into, pieces);
 }
 
+void copy_part(const UnitLayout& whole, const at::Tensor& gathered, const UnitLayout& parts,
+               int rank, const at::Tensor& shard) {
+  const torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> into, pieces;
+  for (const auto& run : parts.runs[static_cast<std::size_t>(rank)]) {
+    into.push_back(shard.narrow(0, run.local, run.count));
+    pieces.push_back(
+        gathered.narrow(0, whole.params[run.param].gathered_offset + run.global, run.count));
+  }
+  if (!into.empty()) at::_foreach_copy_(into, pieces);
+}
+
 void copy_out(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
               const at::Tensor& gathered) {
   const torch::NoGradGuard no_grad;

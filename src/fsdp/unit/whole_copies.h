@@ -22,6 +22,10 @@ void copy_out(const UnitLayout& from, const at::Tensor& all, const UnitLayout& t
 void copy_runs(const UnitLayout& from, const at::Tensor& all, const UnitLayout& to,
                const at::Tensor& gathered);
 
+// The part of `rank` in `parts`, of what lies in the array of `whole`, into that rank's `shard`.
+void copy_part(const UnitLayout& whole, const at::Tensor& gathered, const UnitLayout& parts,
+               int rank, const at::Tensor& shard);
+
 // [rank][element]: what each rank gets of `gradients` by `slices`, zeros where one is undefined or
 // nothing lies, and behind it the rank's row of `trailer`, whose dtype all have. Gradients of other
 // dtypes are cast.

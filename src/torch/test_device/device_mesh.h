@@ -54,19 +54,24 @@ class UncountedBackend final : public DelegatingBackend {
   int device_;
 };
 
+// From here on collectives of `mesh`, on a test device, are those of UncountedBackend. A mesh that
+// was split off has its own.
+inline void count_collectives(const Mesh& mesh) {
+  const auto& group = detail::state_of(mesh)->process_group;
+  if (!group) return;
+  const auto type = mesh.device().type();
+  // A kind that the group has would be reused.
+  group->setBackend(
+      type, c10d::ProcessGroup::BackendType::UCC,
+      c10::make_intrusive<UncountedBackend>(group->getBackend(type), mesh.device().index()));
+}
+
 // As run_mesh; rank r computes on device r.
 inline void run_device_mesh(int ranks, const std::function<void(Mesh&)>& body) {
   run_mesh(
       ranks,
       [&](Mesh& mesh) {
-        const auto& state = *detail::state_of(mesh);
-        if (const auto& group = state.process_group) {
-          const auto type = mesh.device().type();
-          // A kind that the group has would be reused.
-          group->setBackend(type, c10d::ProcessGroup::BackendType::UCC,
-                            c10::make_intrusive<UncountedBackend>(group->getBackend(type),
-                                                                  mesh.device().index()));
-        }
+        count_collectives(mesh);
         body(mesh);
       },
       std::chrono::seconds(60), true, &test_device);
