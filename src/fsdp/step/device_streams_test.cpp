@@ -1,5 +1,5 @@
-// What is queued on which stream of a device (torch/test_device) by units that are parked after
-// forward.
+// What is queued on which stream of a device (torch/test_device) by units with copies, and by those
+// that are parked after forward.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/testing/test_training.h"
+#include "tessera/unit_controls.h"
 #include "torch/test_device/device_mesh.h"
 #include "torch/testing.h"
 
@@ -26,17 +27,30 @@ void shard_units(Net& net, const auto& mesh, const ShardOptions& options = {}) {
   fully_shard(net, mesh, options);
 }
 
+void shard_with_copies(Net& net, const Mesh& mesh, int sharing_ranks) {
+  const auto hybrid = mesh.split(sharing_ranks);
+  if (!mesh.device().is_cpu()) {
+    testing::count_collectives(hybrid.shard);
+    testing::count_collectives(hybrid.replicate);
+  }
+  shard_units(net, hybrid);
+}
+
 void shard_and_park(Net& net, const Mesh& mesh) {
   if (!mesh.device().is_cpu()) testing::count_collectives(mesh.split(2).shard);
   shard_units(net, mesh, {.reshard_after_forward_ranks = 2});
 }
 
+// With micro-batches whose sums wait for the copies.
 FullState train_on_streams(const Mesh& mesh, const ShardNet& shard) {
   auto net = testing::make_net({.blocks = kStreamUnits - 1});
   shard(net, mesh);
   torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), testing::sgd_options());
   for (int step = 0; step < testing::kSteps; ++step) {
-    testing::loss_of(net, testing::batch_of(step, 0, mesh).to(mesh.device())).backward();
+    for (int micro = 0; micro < 3; ++micro) {
+      set_requires_all_reduce(net, micro == 2);
+      testing::loss_of(net, testing::batch_of(step, micro, mesh).to(mesh.device())).backward();
+    }
     optimizer.step();
     optimizer.zero_grad();
   }
@@ -71,6 +85,29 @@ testing::DeviceCounts counts_of_second_step(Mesh& mesh, const ShardNet& shard) {
       parameter.local.mutable_grad() = torch::Tensor();
   }
   return counts;
+}
+
+TEST(DeviceStreams, UnitsWithCopiesTrainAsOnTheCpu) {
+  // 1: each rank has a copy of its own, and sums are all that travels.
+  for (const int sharing_ranks : {1, kStreamRanks / 2}) {
+    expect_as_on_the_cpu(
+        [&](Net& net, const Mesh& mesh) { shard_with_copies(net, mesh, sharing_ranks); });
+  }
+}
+
+// The stream that computes waits for each gather, and for each average when it is taken.
+TEST(DeviceStreams, SumsOverCopiesKeepNoComputationWaiting) {
+  for (const int sharing_ranks : {1, kStreamRanks / 2}) {
+    testing::run_device_mesh(kStreamRanks, [&](Mesh& mesh) {
+      auto counts = counts_of_second_step(
+          mesh, [&](Net& net, const Mesh& over) { shard_with_copies(net, over, sharing_ranks); });
+      EXPECT_THAT(counts.waits, IsEmpty());
+      constexpr int kGathers = 2 * kStreamUnits - 1;  // the root stays
+      EXPECT_EQ(counts.stream_waits[0], kGathers + kStreamUnits);
+      EXPECT_EQ(counts.launches["collective allreduce"], kStreamUnits);
+    });
+  }
+  EXPECT_THAT(testing::take_races(), IsEmpty());
 }
 
 TEST(DeviceStreams, ParkedUnitsTrainAsOnTheCpu) {

@@ -25,6 +25,8 @@
 
 namespace tessera::detail {
 
+class StoragePool;
+
 struct UnitParam {
   at::Tensor full;  // the module's tensor
   at::Tensor
@@ -76,6 +78,7 @@ struct BackwardPlan {
   std::uint32_t pass = 0;  // of the training pass, the same on all ranks that did the same
   bool sync = true;        // its gradients will be reduced
   bool replicas = true;    // over the copies too, not only over the ranks that share the parameters
+  std::shared_ptr<StoragePool> pool = {};  // has the streams of a device
 };
 
 // What has to be the same on all ranks that reduce together; of each the lowest 16 bits count.

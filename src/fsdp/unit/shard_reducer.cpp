@@ -1,5 +1,6 @@
 #include "fsdp/unit/shard_reducer.h"
 
+#include <c10/core/StreamGuard.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/rank_local.h"
+#include "torch/side_stream.h"
 
 namespace tessera::detail {
 namespace {
@@ -135,13 +137,27 @@ bool ShardReducer::start() {
                      .averaged = averages_ ? elements : 0,
                      .what = "gradients of " + std::to_string(travelling_.size()) + " of " +
                              std::to_string(params_.size()) + " parameters"};
-  if (store_.channel().moves_whole()) {
-    store_.channel().start_whole_reduce(sum, whole_slices(gradients));
-  } else {
+  if (!store_.channel().moves_whole()) {
     store_.channel().start_reduce(sum, fill_of(std::move(gradients)));
+    under_way_ = true;
+    return true;
   }
+  auto slices = whole_slices(gradients);
+  store_.channel().start_whole_reduce(sum, slices);
   under_way_ = true;
+  if (options_.replicas != nullptr && plan_.replicas) start_sum_beside(std::move(slices));
   return true;
+}
+
+// On a device the sum over the copies is queued at once, on a stream of its own, which waits for
+// the slices, and for what came before them. The stream that computes waits when the average is
+// taken.
+void ShardReducer::start_sum_beside(at::Tensor slices) {
+  beside_.push_back(std::move(slices));
+  const auto& sums = plan_.pool->sums(store_.device());
+  sums.follow_current();
+  const c10::StreamGuard guard(sums.stream());
+  advance();
 }
 
 // The hook gets what a reduce-scatter would: the slices of all ranks end to end, and room for this
@@ -215,7 +231,9 @@ void ShardReducer::add_waiting() {
   }
   // Another divisor may have been set since.
   if (waiting_divided_by_ != scale().before) waiting_.mul_(waiting_divided_by_ / scale().before);
-  sum_.add_(std::exchange(waiting_, {}));
+  sum_.add_(waiting_);
+  if (!beside_.empty()) beside_.push_back(waiting_);
+  waiting_ = at::Tensor();
 }
 
 void ShardReducer::finish() {
@@ -236,6 +254,7 @@ void ShardReducer::finish() {
   }
   if (over_replicas_) over_replicas_->finish();
   over_replicas_.reset();
+  beside_.clear();
   finish_sum(std::exchange(sum_, {}));
 }
 
@@ -306,6 +325,10 @@ void ShardReducer::forget() {
       if (over_replicas_) over_replicas_->finish();
     });
   }
+  // Also where the sum was not started.
+  if (!beside_.empty())
+    make_current_wait(plan_.pool->sums(store_.device()).mark(), store_.device());
+  beside_.clear();
   over_replicas_.reset();
   forget_late();
   sum_ = at::Tensor();

@@ -44,6 +44,7 @@ class ShardReducer final : public GradReducer {
  private:
   [[nodiscard]] bool is_fsdp1() const noexcept { return options_.flavour == Flavour::fsdp1; }
   [[nodiscard]] at::Tensor gradient_of(std::size_t param);
+  void start_sum_beside(at::Tensor slices);
   void add_waiting();
   [[nodiscard]] std::vector<bool> travels() const;
   [[nodiscard]] std::vector<at::Tensor> take_gradients();
@@ -78,6 +79,9 @@ class ShardReducer final : public GradReducer {
   at::Tensor waiting_;
   Reduced waiting_for_;            // what they are
   double waiting_divided_by_ = 1;  // before they were summed
+  // What the stream of sums works on until the stream that computes has waited for it. Memory goes
+  // back to the latter.
+  std::vector<at::Tensor> beside_;
   std::unique_ptr<PendingSum> over_replicas_;
 };
 

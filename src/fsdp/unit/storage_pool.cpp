@@ -5,6 +5,14 @@
 #include <algorithm>
 
 namespace tessera::detail {
+namespace {
+
+const SideStream& stream_of(std::optional<SideStream>& stream, at::Device device) {
+  if (!stream || stream->stream().device() != device) stream.emplace(device);
+  return *stream;
+}
+
+}  // namespace
 
 at::Tensor StoragePool::make_like(const at::Tensor& array) {
   if (array.is_meta()) return at::empty_like(array);  // a shape, without memory
@@ -43,8 +51,11 @@ void StoragePool::take(c10::StorageImpl& storage) {
 }
 
 const SideStream& StoragePool::gathers(at::Device device) {
-  if (!gathers_ || gathers_->stream().device() != device) gathers_.emplace(device);
-  return *gathers_;
+  return stream_of(gathers_, device);
+}
+
+const SideStream& StoragePool::sums(at::Device device) {
+  return stream_of(sums_, device);
 }
 
 void StoragePool::follow_current() {

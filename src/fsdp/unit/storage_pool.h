@@ -28,6 +28,8 @@ class StoragePool {
   [[nodiscard]] const SideStream& gathers(at::Device device);
   // Shards may have changed: gathers see what the current stream has done to them.
   void follow_current();
+  // The stream that sums over copies begin on, likewise.
+  [[nodiscard]] const SideStream& sums(at::Device device);
 
  private:
   struct Block {
@@ -40,7 +42,7 @@ class StoragePool {
 
   static constexpr std::size_t kKept = 2;
   std::vector<Block> blocks_;
-  std::optional<SideStream> gathers_;
+  std::optional<SideStream> gathers_, sums_;
 };
 
 }  // namespace tessera::detail

@@ -96,6 +96,7 @@ void Unit::enter_backward(BackwardPlan plan) {
   grad_state_ = next(grad_state_, GradStep::enter_backward);
   if (!reducer_) return;
   plan.id = number_;
+  plan.pool = pool_;
   over_copies_ = plan.replicas;
   reducer_->begin(plan);
 }

@@ -224,6 +224,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     *static_cast<Mark*>(*event) = {std::move(clock), stream.device_index()};
   }
   void block(void* event, const c10::Stream& stream) const override {
+    if (uncounted == 0) {
+      const std::lock_guard lock(state().mutex);
+      ++device_at(stream.device_index()).counts.stream_waits[stream.id()];
+    }
     race_log().join(line_of(stream), static_cast<Mark*>(event)->clock);
   }
   bool queryEvent(void* event) const override {

@@ -31,6 +31,8 @@ struct DeviceCounts {
   std::map<std::string, int> launches = {};
   std::vector<std::string> waits = {};     // of the host, with where it was
   std::vector<std::string> pageable = {};  // copies that should not wait and do
+  // Events that a stream was told to wait for, by its number: 0 is the one that computes.
+  std::map<c10::StreamId, int> stream_waits = {};
   [[nodiscard]] int all_launches() const;
 };
 // Since the last call. Of Uncounted nothing.

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,6 +47,14 @@ TEST_F(TestDevice, WorkOfOneStreamIsOrdered) {
   x.add_(1);
   x.mul_(2);
   EXPECT_THAT(take_races(), IsEmpty());
+}
+
+TEST_F(TestDevice, EventsThatAStreamWaitsForAreCounted) {
+  order(compute(), side);
+  order(side, compute());
+  order(compute(), side);
+  const std::map<c10::StreamId, int> expected{{0, 1}, {side.id(), 2}};
+  EXPECT_EQ(testing::take_counts(0).stream_waits, expected);
 }
 
 TEST_F(TestDevice, AReadBesideAWriteIsARace) {
