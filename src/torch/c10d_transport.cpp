@@ -114,8 +114,9 @@ class C10dChannel final : public Channel {
 
 class C10dSum final : public PendingSum {
  public:
-  C10dSum(c10d::ProcessGroup& group, at::Tensor values) : tensors_{std::move(values)} {
-    work_ = communicate("sum of gradients", [&] { return group.allreduce(tensors_); });
+  C10dSum(c10d::ProcessGroup& group, at::Tensor values, const c10d::AllreduceOptions& options = {})
+      : tensors_{std::move(values)} {
+    work_ = communicate("sum of gradients", [&] { return group.allreduce(tensors_, options); });
   }
   void finish() override {
     communicate("sum of gradients", [&] { work_->wait(); });
@@ -137,6 +138,12 @@ class C10dTransport final : public Transport {
   }
   std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
     return std::make_unique<C10dSum>(*reductions_, values);
+  }
+  std::unique_ptr<PendingSum> start_mean(const at::Tensor& values) override {
+    if (!is_nccl(*reductions_)) return {};
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::AVG;
+    return std::make_unique<C10dSum>(*reductions_, values, options);
   }
 
  private:

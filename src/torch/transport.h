@@ -121,6 +121,11 @@ class Transport {
   // Starts to add `values`, contiguous and of the same shape and dtype on all ranks, up in place;
   // they may not be touched before the sum is finished.
   [[nodiscard]] virtual std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) = 0;
+  // The same, but it gives the sum divided by the number of ranks. Null, and nothing is started:
+  // this transport does not divide on the way.
+  [[nodiscard]] virtual std::unique_ptr<PendingSum> start_mean(const at::Tensor& /*values*/) {
+    return {};
+  }
   // The average of many arrays, in place, and the sum of `flags`, as one operation that matches a
   // start_sum of all of them, end to end, on another rank. Null: this transport wants one array.
   // `parts` and `flags`: contiguous, of one dtype, float or double.

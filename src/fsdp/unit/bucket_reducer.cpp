@@ -283,7 +283,11 @@ void BucketReducer::sum_values(Bucket& bucket, const std::vector<at::Tensor>& gr
   bucket.has_all = are_all_defined(gradients);
   const auto trailer = Trailer::make(gradients, reduced_of(bucket), bucket.values.options());
   copy_quietly(bucket.values, bucket.elements, trailer, 0, trailer.numel());
-  bucket.sum = options_.transport->start_sum(bucket.values);
+  // What follows the gradients is asked only whether it is zero.
+  if (may_average_again() && scale().before == 1)
+    bucket.sum = options_.transport->start_mean(bucket.values);
+  bucket.averages = bucket.sum != nullptr;
+  if (!bucket.averages) bucket.sum = options_.transport->start_sum(bucket.values);
 }
 
 bool BucketReducer::start() {
@@ -341,7 +345,7 @@ void BucketReducer::take_back(Bucket& bucket) {
   if (!comm_hook()) {
     present = read_trailer(values, bucket.params.size(), reduced_of(bucket), bucket.has_all);
     call_hook(gradients);
-    if (scale().after != 1) gradients.div_(scale().after);
+    if (!bucket.averages && scale().after != 1) gradients.div_(scale().after);
   }
   std::int64_t at = 0;
   for (std::size_t k = 0; k < bucket.params.size(); ++k) {

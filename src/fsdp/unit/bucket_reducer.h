@@ -57,6 +57,7 @@ class BucketReducer final : public GradReducer {
     std::int64_t elements = 0;
     bool sparse = false;      // one parameter, whose gradients are
     bool has_all = false;     // gradients, in what is under way
+    bool averages = false;    // the transport divides what is under way
     std::size_t missing = 0;  // of those that may get a gradient, in this backward
     // While under way: gradients and trailer in one array, or where they are.
     at::Tensor values;
