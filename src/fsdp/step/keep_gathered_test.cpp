@@ -14,6 +14,7 @@
 #include "fsdp/testing/test_training.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/error.h"
+#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/trace.h"
 #include "tessera/unit_controls.h"
