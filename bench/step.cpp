@@ -1,6 +1,6 @@
 // How long does a training step take, and how often does it start kernels and wait for the device?
 // Beside bench/peers/train_step.py, which has the same models, on whatever device the mesh is:
-//   bench_step --sharding fsdp2|none --block gpt|llama --shape
+//   bench_step --sharding fsdp2|flat|none --block gpt|llama --shape
 //   dim,layers,heads,seq,batch,vocabulary
 // Prints the median of windows of steps, each of which ends with a wait for the device.
 #include <ATen/DeviceAccelerator.h>
@@ -163,6 +163,7 @@ Gpt build(const Config& config, const tessera::Mesh& mesh) {
   model->to(mesh.device());
   if (config.sharding == "none") return model;
   tessera::ShardOptions options;
+  if (config.sharding == "flat") options.layout = tessera::ShardLayout::flat;
   if (config.bf16) {
     options.mixed_precision = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
   }
@@ -246,7 +247,7 @@ void measure(const Config& config) {
 int main(int argc, char** argv) {
   Config config;
   CLI::App app("Times training steps");
-  app.add_option("--sharding", config.sharding)->check(CLI::IsMember({"fsdp2", "none"}));
+  app.add_option("--sharding", config.sharding)->check(CLI::IsMember({"fsdp2", "flat", "none"}));
   app.add_option("--block", config.block)->check(CLI::IsMember({"gpt", "llama"}));
   app.add_option("--shape", config.shape, "dim,layers,heads,seq,batch,vocabulary")
       ->delimiter(',')
