@@ -1,15 +1,33 @@
 #include "comm/whereabouts.h"
 
+#include <mutex>
 #include <utility>
 
 namespace tessera {
+
+class Place {
+ public:
+  void set(std::string text) {
+    const std::lock_guard lock(mutex_);
+    text_ = std::move(text);
+  }
+  [[nodiscard]] std::string text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
 namespace {
 
 constexpr char kBetween = '\n';
 
-std::string& text_of_thread() {
-  thread_local std::string text;
-  return text;
+std::shared_ptr<Place>& place() {
+  thread_local auto place = std::make_shared<Place>();
+  return place;
 }
 
 // " for a barrier in saving a checkpoint"
@@ -40,16 +58,24 @@ std::string with_purpose(std::string_view name) {
 }
 
 void set_whereabouts(std::string text) {
-  text_of_thread() = std::move(text);
+  place()->set(std::move(text));
 }
 
-const std::string& whereabouts() noexcept {
-  return text_of_thread();
+std::string whereabouts() {
+  return place()->text();
+}
+
+std::shared_ptr<Place> place_of_thread() {
+  return place();
+}
+
+void share_place(std::shared_ptr<Place> shared) {
+  place() = std::move(shared);
 }
 
 std::string called_here(std::string_view name) {
   auto called = with_purpose(name).substr(0, kComparedBytes);
-  if (!whereabouts().empty()) called += kBetween + whereabouts();
+  if (const auto where = whereabouts(); !where.empty()) called += kBetween + where;
   return called.substr(0, kCalledBytes);
 }
 

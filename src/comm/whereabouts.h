@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -30,14 +31,20 @@ class [[nodiscard]] Purpose {
 // The name and what it is for, when that was said.
 [[nodiscard]] std::string with_purpose(std::string_view name);
 
-// Of this thread, which is its rank's. Empty at first: nothing is known.
+// Of this thread's rank. Empty at first: nothing is known.
 void set_whereabouts(std::string text);
-[[nodiscard]] const std::string& whereabouts() noexcept;
+[[nodiscard]] std::string whereabouts();
+
+// A thread that works for another one's rank shares its place, and what either sets both have:
+// libtorch's engine runs backward on a device by a thread of its own.
+class Place;
+[[nodiscard]] std::shared_ptr<Place> place_of_thread();
+void share_place(std::shared_ptr<Place> place);
 
 // The bytes that a name with its whereabouts takes at most; the first kComparedBytes of a name
 // and its purpose count.
 inline constexpr std::size_t kComparedBytes = 127, kCalledBytes = 255;
-// What travels: the name, what it is for and, when they are known, this thread's whereabouts.
+// What travels: the name, what it is for and, when they are known, the whereabouts.
 [[nodiscard]] std::string called_here(std::string_view name);
 // The name and purpose in what travelled.
 [[nodiscard]] std::string_view compared_part(std::string_view called);

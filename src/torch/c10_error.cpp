@@ -33,9 +33,9 @@ std::string first_line(const std::string& text) {
   const auto code = says_refused(text)   ? ErrorCode::io
                     : says_timeout(text) ? ErrorCode::timeout
                                          : ErrorCode::peer_failed;
-  auto where = std::string(operation);
-  if (!whereabouts().empty()) where += ", " + whereabouts();
-  throw Error(code, first_line(text)).while_doing(std::move(where));
+  auto doing = std::string(operation);
+  if (const auto where = whereabouts(); !where.empty()) doing += ", " + where;
+  throw Error(code, first_line(text)).while_doing(std::move(doing));
 }
 
 }  // namespace

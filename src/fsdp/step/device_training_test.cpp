@@ -160,6 +160,21 @@ TEST(DeviceTraining, AUnitIsNotCapturedInAGraph) {
   EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
 }
 
+// Backward ran on a thread of the device's own.
+TEST(DeviceTraining, AfterABackwardErrorsSayThatItIsOver) {
+  testing::run_device_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({.blocks = 1});
+    testing::shard(net, mesh);
+    loss_of(net, testing::batch_of(0, 0, mesh)).backward();
+    const auto text = testing::error_of([&] {
+      auto numbers = torch::ones({1 + mesh.rank()}, torch::kDouble);
+      mesh.all_reduce_sum(numbers);
+    });
+    EXPECT_THAT(text, HasSubstr("all_reduce by sum of 1 Double (after the backward of step 1)"));
+    EXPECT_THAT(text, HasSubstr("all_reduce by sum of 2 Double (after the backward of step 1)"));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceTrainings, ::testing::Values(1, 2, 3));
 
 }  // namespace

@@ -188,6 +188,7 @@ void Root::begin_pass() {
   pass_ = std::make_shared<Pass>();
   entered_.clear();
   if (inside_backward()) return;
+  place_ = place_of_thread();
   // Casts that autocast has kept of an earlier pass are of older values, and their nodes are older
   // than those that tell when a backward is over.
   at::autocast::clear_cache();
@@ -232,6 +233,7 @@ void Root::tell(const std::string& where, const Unit* unit) const {
   auto text = where + " of step " + std::to_string(steps_);
   if (unit != nullptr)
     text += unit->name().empty() ? ", at the root" : ", at '" + unit->name() + "'";
+  share_place(place_);
   set_whereabouts(std::move(text));
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/whereabouts.h"
 #include "fsdp/step/forward_order.h"
 #include "fsdp/step/profiler_range.h"
 #include "fsdp/step/schedule_entry.h"
@@ -125,6 +126,8 @@ class Root : public std::enable_shared_from_this<Root> {
   std::vector<std::weak_ptr<Unit>> entered_;       // units in the order this forward entered them
   std::vector<std::weak_ptr<Unit>> last_entered_;  // and the one before: what to prefetch
   ForwardOrder order_;                             // of the first training pass
+  // Of the thread that called the model last. Backward on a device runs on another one.
+  std::shared_ptr<Place> place_ = place_of_thread();
   // Oldest first. Not owned: units own the root, and the mesh whose connections end with them.
   std::deque<std::weak_ptr<Unit>> reducing_;
   std::int64_t steps_ = 0;                // passes with gradients

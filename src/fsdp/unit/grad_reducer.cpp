@@ -30,7 +30,7 @@ bool all_gave(std::uint32_t number, const double* sums) {
 }
 
 [[noreturn]] void throw_mismatch(std::string text) {
-  if (!whereabouts().empty()) text += "; this rank is at " + whereabouts();
+  if (const auto where = whereabouts(); !where.empty()) text += "; this rank is at " + where;
   throw Error(ErrorCode::mismatch, std::move(text));
 }
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "comm/whereabouts.h"
@@ -61,8 +62,12 @@ thread_local c10::DeviceIndex current_device = 0;
 thread_local std::array<c10::StreamId, kTestDevices> current_streams = {};
 thread_local int uncounted = 0;
 
+// Between the name of a kernel and where the program was.
+constexpr std::string_view kBeforePlace = " (";
+
 std::string here() {
-  return whereabouts().empty() ? "" : " (" + whereabouts() + ")";
+  const auto where = whereabouts();
+  return where.empty() ? "" : std::string(kBeforePlace) + where + ")";
 }
 
 Device& device_at(int index) {
