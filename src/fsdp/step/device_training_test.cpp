@@ -10,6 +10,7 @@
 #include "fsdp/testing/test_training.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/full_params.h"
+#include "tessera/unit_controls.h"
 #include "torch/device.h"
 #include "torch/test_device/device_mesh.h"
 #include "torch/test_device/test_device.h"
@@ -156,6 +157,17 @@ TEST(DeviceTraining, AUnitIsNotCapturedInAGraph) {
       abandon_step(*model);
       step();
     }
+  });
+  EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
+}
+
+// The memory goes back to the allocator, and a gather under way still fills it.
+TEST(DeviceTraining, AModelMayDieWhileItGathers) {
+  testing::run_device_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    loss_of(net, testing::batch_of(0, 0, mesh)).backward();
+    static_cast<void>(start_unshard(net));
   });
   EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
 }

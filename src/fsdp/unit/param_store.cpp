@@ -35,6 +35,13 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
   fill_shard(parameters);
 }
 
+// The memory of a gather under way goes back to the stream that computes, which knows nothing of
+// it.
+ParamStore::~ParamStore() {
+  if (!arrival_) return;
+  finish_unwanted([&] { make_current_wait(*arrival_, gathered_.device()); });
+}
+
 void ParamStore::take_over(const std::vector<at::Tensor>& parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     replace_data(parameters[i], full(i));

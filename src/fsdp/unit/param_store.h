@@ -41,6 +41,9 @@ class ParamStore {
   // Shards of `parameters`, whole and of the same shapes on every rank. Collective.
   ParamStore(UnitLayout layout, const ParamStoreOptions& options,
              const std::vector<at::Tensor>& parameters);
+  ~ParamStore();
+  ParamStore(const ParamStore&) = delete;
+  ParamStore& operator=(const ParamStore&) = delete;
 
   // Makes them views of the gathered array, without memory.
   void take_over(const std::vector<at::Tensor>& parameters);
