@@ -238,10 +238,19 @@ void place_unit(const Found& found, const UnitSpec& spec) {
   if (!spec.shard) move_whole(found.tensors, spec.mesh.device());
 }
 
+// All ranks' values go one way, by the mesh's device: rank 0's may still be on the CPU, where it
+// was built, when those of ranks that got them just now are there.
 void sync_unit(const Found& found, const Mesh& mesh) {
+  const torch::NoGradGuard no_grad;
   auto states = found.buffers;
   states.insert(states.end(), found.tensors.begin(), found.tensors.end());
-  broadcast_from_first(std::move(states), mesh);
+  std::erase_if(states, [](const auto& state) { return !state.defined(); });
+  std::vector<at::Tensor> there;
+  for (const auto& state : states) there.push_back(state.detach().to(mesh.device()));
+  broadcast_from_first(there, mesh);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    if (states[i].device() != mesh.device()) states[i].copy_(there[i]);
+  }
 }
 
 constexpr std::string_view kFailed = "failed";
