@@ -520,14 +520,15 @@ void Unit::show(const at::Tensor& array, bool keeps) {
   free();
   param_state_ = next(param_state_, ParamStep::show);
   if (!array.defined()) return;
-  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(whole().view(array, i));
+  for (std::size_t i = 0; i < params_.size(); ++i)
+    replace_data(params_[i].full, whole().view(array, i));
   if (keeps) kept_ = shard().clone();
 }
 
 void Unit::hide() {
   param_state_ = next(param_state_, ParamStep::hide);
   kept_ = at::Tensor();
-  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(store_->full(i));
+  for (std::size_t i = 0; i < params_.size(); ++i) replace_data(params_[i].full, store_->full(i));
 }
 
 bool Unit::shows() const {

@@ -104,7 +104,7 @@ void Unit::adopt_full(std::size_t param) {
   const auto home = store_->full(param);
   require_home(full, home, param);
   whole().take_own(param, full.detach(), shard());
-  full.set_data(home);
+  replace_data(full, home);
 }
 
 void Unit::require_home(const at::Tensor& tensor, const at::Tensor& home, std::size_t index) const {
