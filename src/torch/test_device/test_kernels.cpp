@@ -55,7 +55,7 @@ class Call {
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       const c10::impl::ExcludeDispatchKeyGuard no_casts(c10::autocast_dispatch_keyset);
-      op_.callBoxed(host);
+      run_on_host(host);
     }
     if (!is_view_) note();
     std::vector<IValue> results;
@@ -143,6 +143,20 @@ class Call {
     const bool has_other_number = arguments_.size() > 1 && arguments_[1].isTensor() &&
                                   arguments_[1].toTensor().scalar_type() != type;
     return has_one_type(0, type) && !has_other_number ? 1 : arguments_[0].toTensorVector().size();
+  }
+
+  // Convolutions reach a device by names that the CPU does not know. The backward is not told the
+  // bias' size, which is that of the channels.
+  void run_on_host(torch::jit::Stack& stack) const {
+    const auto call = [&](const char* name) {
+      c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+    };
+    if (schema_.name() == "aten::convolution_overrideable") return call("aten::convolution");
+    if (schema_.name() != "aten::convolution_backward_overrideable") return op_.callBoxed(stack);
+    constexpr std::size_t kGradient = 0, kBiasSizes = 3;
+    stack.insert(stack.begin() + kBiasSizes,
+                 c10::List<std::int64_t>({stack[kGradient].toTensor().size(1)}));
+    call("aten::convolution_backward");
   }
 
   // What a GPU would have to do for it.
@@ -317,6 +331,13 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   return to;
 }
 
+// libtorch would resolve the bits by a copy.
+TORCH_LIBRARY_IMPL(aten, Negative, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
@@ -330,8 +351,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   // kernels of its own for them, as CUDA does.
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto is_one = [&](std::string_view start) { return op.name.starts_with(start); };
-    if (!is_one("aten::_foreach_") && !is_one("aten::split_with_sizes_copy") &&
-        !is_one("aten::_chunk_cat") && !is_one("aten::linalg_vector_norm"))
+    if (!is_one("aten::_foreach_") && !is_one("aten::convolution_overrideable") &&
+        !is_one("aten::convolution_backward_overrideable") &&
+        !is_one("aten::split_with_sizes_copy") && !is_one("aten::_chunk_cat") &&
+        !is_one("aten::linalg_vector_norm"))
       continue;
     const auto name = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
     library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
