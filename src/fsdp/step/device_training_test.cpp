@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/full_params.h"
@@ -69,15 +73,15 @@ TEST_P(DeviceTrainings, EqualsTheCpus) {
   EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
 }
 
-// Of a step of a net, whose units are the blocks and the root.
-testing::DeviceCounts counts_of_step(Mesh& mesh, bool sharded, int blocks) {
+// Of a step of a net, whose units are the blocks and the root; without options nothing is sharded.
+testing::DeviceCounts counts_of_step(Mesh& mesh, const std::optional<ShardOptions>& options,
+                                     int blocks) {
   auto net = make_net({.blocks = blocks});
-  if (sharded) {
-    testing::shard(net, mesh);
+  if (options) {
+    for (auto& block : net->blocks) fully_shard(block, mesh, *options);
+    fully_shard(net, mesh, *options);
   } else {
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : net->parameters())
-      replace_data(parameter, parameter.detach().to(mesh.device()));
+    testing::move_to(mesh.device(), *net);
   }
   const int device = mesh.device().index();
   testing::DeviceCounts counts;
@@ -97,8 +101,8 @@ testing::DeviceCounts counts_of_step(Mesh& mesh, bool sharded, int blocks) {
 TEST_P(DeviceTrainings, AStepWaitsForNothingAndLaunchesLittle) {
   constexpr int kBlocks = 4;
   testing::run_device_mesh(GetParam(), [&](Mesh& mesh) {
-    const auto plain = counts_of_step(mesh, false, kBlocks);
-    const auto sharded = counts_of_step(mesh, true, kBlocks);
+    const auto plain = counts_of_step(mesh, {}, kBlocks);
+    const auto sharded = counts_of_step(mesh, ShardOptions(), kBlocks);
     EXPECT_THAT(plain.waits, ::testing::IsEmpty());
     EXPECT_THAT(sharded.waits, ::testing::IsEmpty());
     EXPECT_THAT(sharded.pageable, ::testing::IsEmpty());
@@ -110,6 +114,46 @@ TEST_P(DeviceTrainings, AStepWaitsForNothingAndLaunchesLittle) {
         << ::testing::PrintToString(plain.launches);
   });
   EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
+}
+
+// What a step does beyond the model's own kernels.
+testing::DeviceCounts beyond(const testing::DeviceCounts& plain, testing::DeviceCounts sharded) {
+  const auto subtract = [](const auto& less, auto& from) {
+    for (const auto& [name, count] : less) from[name] -= count;
+    std::erase_if(from, [](const auto& one) { return one.second == 0; });
+  };
+  subtract(plain.launches, sharded.launches);
+  subtract(plain.written, sharded.written);
+  return sharded;
+}
+
+// Gathers copy nothing, and reductions only what autograd hands over, once. What else is written
+// are zeros behind it, what the ranks compare, and a rank's own part of the average.
+TEST_P(DeviceTrainings, AFlatLayoutCopiesGradientsOnceAndNothingElse) {
+  constexpr int kBlocks = 4, kUnits = kBlocks + 1;
+  const auto ranks = static_cast<std::uint64_t>(GetParam());
+  if (ranks == 1) GTEST_SKIP() << "nothing travels";
+  std::uint64_t gradients = 0;
+  for (const auto& parameter : make_net({.blocks = kBlocks})->parameters())
+    gradients += parameter.nbytes();
+  testing::run_device_mesh(GetParam(), [&](Mesh& mesh) {
+    const ShardOptions flat{.layout = ShardLayout::flat};
+    auto counts = beyond(counts_of_step(mesh, {}, kBlocks), counts_of_step(mesh, flat, kBlocks));
+    EXPECT_EQ(counts.launches,
+              (std::map<std::string, int>{{"_foreach_copy_", kUnits},
+                                          {"_foreach_zero_", kUnits},
+                                          {"collective allgather", 2 * kBlocks + 1},
+                                          {"collective reduce_scatter", kUnits},
+                                          {"copy_ from it", kUnits},
+                                          {"copy_ to it", kUnits},
+                                          {"div", kUnits}}));
+    auto& written = counts.written;
+    const auto compared = written["copy_ to it"], zeros = written["_foreach_zero_"];
+    EXPECT_EQ(written["_foreach_copy_"], gradients + compared);
+    EXPECT_EQ(ranks * written["div"], gradients + zeros);
+    EXPECT_LE(zeros, ranks * kUnits * 128);
+    EXPECT_EQ(written.size(), 4u) << ::testing::PrintToString(written);
+  });
 }
 
 // What the ranks compare of a reduction comes late, and nothing is saved before it is looked at.

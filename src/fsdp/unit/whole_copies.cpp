@@ -85,20 +85,31 @@ at::Tensor join_rows(const UnitLayout& slices, const std::vector<at::Tensor>& gr
   return joined;
 }
 
+// One pass over the gradients: what they do not fill is little, and the rest is not filled twice.
 at::Tensor join_ranges(const UnitLayout& slices, const std::vector<at::Tensor>& gradients,
                        const at::Tensor& trailer) {
   const auto ranks = ranks_of(slices);
-  auto joined = at::zeros({ranks, slices.shard_elements + trailer.size(1)}, trailer.options());
+  const auto joined =
+      at::empty({ranks, slices.shard_elements + trailer.size(1)}, trailer.options());
   std::vector<at::Tensor> to{joined.narrow(1, slices.shard_elements, trailer.size(1))};
-  std::vector<at::Tensor> from{trailer};
+  std::vector<at::Tensor> from{trailer}, gaps;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const auto slice = joined[rank];
+    std::int64_t done = 0;
+    const auto skip_to = [&](std::int64_t begin) {
+      if (begin > done) gaps.push_back(slice.narrow(0, done, begin - done));
+    };
     for (const auto& run : slices.runs[static_cast<std::size_t>(rank)]) {
       const auto& gradient = gradients[run.param];
       if (!gradient.defined()) continue;
-      to.push_back(joined[rank].narrow(0, run.local, run.count));
+      skip_to(run.local);
+      done = run.local + run.count;
+      to.push_back(slice.narrow(0, run.local, run.count));
       from.push_back(gradient.view({-1}).narrow(0, run.global, run.count));
     }
+    skip_to(slices.shard_elements);
   }
+  if (!gaps.empty()) at::_foreach_zero_(gaps);
   at::_foreach_copy_(to, from);
   return joined;
 }

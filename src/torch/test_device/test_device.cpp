@@ -340,6 +340,10 @@ void touch(const Moment& moment, const at::Tensor& tensor, bool writes) {
   for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
   const auto bytes = static_cast<std::size_t>(last + 1) * tensor.element_size();
   race_log().touch(moment, tensor.const_data_ptr(), bytes, writes);
+  if (!writes || uncounted > 0) return;
+  const std::lock_guard lock(state().mutex);
+  auto& written = device_at(tensor.device().index()).counts.written;
+  written[moment.what.substr(0, moment.what.find(kBeforePlace))] += tensor.nbytes();
 }
 
 at::Tensor on_host(const at::Tensor& tensor, Access access) {

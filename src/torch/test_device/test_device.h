@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ inline constexpr int kTestDevices = 4;
 
 struct DeviceCounts {
   std::map<std::string, int> launches = {};
+  // Bytes, by kernel, of copies from the host too.
+  std::map<std::string, std::uint64_t> written = {};
   std::vector<std::string> waits = {};     // of the host, with where it was
   std::vector<std::string> pageable = {};  // copies that should not wait and do
   // Events that a stream was told to wait for, by its number: 0 is the one that computes.
