@@ -8,10 +8,13 @@
 #include <vector>
 
 #include "base/log.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/device.h"
+#include "torch/test_device/device_mesh.h"
+#include "torch/test_device/test_device.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -39,13 +42,13 @@ TEST(Replaced, ParametersAreTakenOver_UO7) {
       const auto parameters = sharded_parameters(linear);
       // This rank's part of one, all of another.
       parameters[0].local.set_data(torch::full_like(parameters[0].local, 3));
-      linear->bias.set_data(torch::tensor({0.f, 1.f, 2.f, 3.f}));
+      linear->bias.set_data(torch::tensor({0.f, 1.f, 2.f, 3.f}, mesh.device()));
       const auto y = call_module(linear, torch::ones({1, 3}));
-      EXPECT_TRUE(torch::equal(y.detach(), torch::tensor({{9.f, 10.f, 11.f, 12.f}})));
+      EXPECT_TRUE(testing::equal(y.detach(), torch::tensor({{9.f, 10.f, 11.f, 12.f}})));
       y.sum().backward();
       const auto state = full_state_dict(linear);
-      EXPECT_TRUE(torch::equal(state["weight"], torch::full({4, 3}, 3.f)));
-      EXPECT_TRUE(torch::equal(state["bias"], torch::tensor({0.f, 1.f, 2.f, 3.f})));
+      EXPECT_TRUE(testing::equal(state["weight"], torch::full({4, 3}, 3.f)));
+      EXPECT_TRUE(testing::equal(state["bias"], torch::tensor({0.f, 1.f, 2.f, 3.f})));
       EXPECT_TRUE(parameters[0].local.grad().defined());
       parameters[0].local.set_data(torch::full_like(parameters[0].local, 5));
       EXPECT_EQ(full_state_dict(linear)["weight"].min().item<float>(), 5);
@@ -64,7 +67,7 @@ TEST(Replaced, OtherShapesAndChangesBeforeBackwardAreRefused_UO7) {
     local.set_data(torch::ones_like(before));
     EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("were changed between"));
     abandon_step(linear);
-    local.set_data(torch::ones({7}));
+    local.set_data(torch::ones({7}, mesh.device()));
     EXPECT_THAT(error_of([&] { forward(); }),
                 HasSubstr("Cannot writeback when the parameter shape changes"));
   });
@@ -89,7 +92,8 @@ TEST(Replaced, ParametersOnAnotherDeviceAreAnError_X25_X29_X33_CO6_L31) {
       const auto text = error_of([&] { call_module(linear, torch::ones({1, 3})); });
       EXPECT_THAT(text, HasSubstr("has parameters on meta"));
       EXPECT_THAT(text, HasSubstr(offload ? "not move the module from CPU when offloading"
-                                          : "move the module to cpu before training"));
+                                          : "move the module to " + mesh.device().str() +
+                                                " before training"));
     }
     nn::Linear linear(3, 4);
     FullyShardedDataParallel<nn::Linear> model(linear, mesh);
@@ -158,7 +162,7 @@ TEST(SecondDevice, OffloadedShardsStayOnTheCpu_L19_CO2_CO3_CO7) {
     const auto after = model.parameters();
     EXPECT_TRUE(after[0].local.is_cpu());
     EXPECT_EQ(after[0].local.data_ptr(), address);
-    EXPECT_TRUE(torch::equal(full_state_dict(model.module())["linear.bias"], bias));
+    EXPECT_TRUE(testing::equal(full_state_dict(model.module())["linear.bias"], bias));
   }
 }
 
@@ -198,34 +202,70 @@ TEST(SecondDevice, WithoutAnIndexIsTheCurrentOne_L10_X9) {
   EXPECT_THAT(warnings[0], HasSubstr("cuda on rank 3, which does not have an explicit index"));
 }
 
-// The rest of what offload does is between a device and the CPU.
-TEST(CudaOffload, TrainsAsWithoutIt_CO1_CO4_CO5_F6) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  const Mesh mesh(MeshOptions{.device = torch::Device(torch::kCUDA, 0)});
-  std::vector<FullState> states;
-  for (const bool offload : {false, true}) {
-    auto net = make_net({});
+// Between a device and the CPU
+// ---------------------------------------------------------------------
+
+enum class OffloadKind { fully_shard, full_shard, no_shard };
+
+void offload_net(testing::Net& net, const Mesh& mesh, OffloadKind kind, bool offload) {
+  if (kind == OffloadKind::fully_shard) {
     const ShardOptions options{.offload_to_cpu = offload};
     for (auto& block : net->blocks) fully_shard(block, mesh, options);
-    fully_shard(net, mesh, options);
-    const auto parameters = sharded_parameters(net);
-    torch::optim::SGD optimizer(local_tensors(parameters), testing::sgd_options());
-    for (int micro = 0; micro < 4; ++micro) {
-      loss_of(net, batch(0, micro, 1).cuda()).backward();
-      for (const auto& parameter : parameters) {
-        EXPECT_EQ(parameter.local.is_cpu(), offload);
-        EXPECT_EQ(parameter.local.is_pinned(), offload);
-        EXPECT_EQ(parameter.local.grad().device(), parameter.local.device());
-      }
-      if (micro % 2 == 0) continue;  // accumulates
-      clip_grad_norm(parameters, 1.0);
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    states.push_back(full_state_dict(net, {.offload_to_cpu = true}));
+    return fully_shard(net, mesh, options);
   }
-  for (const auto& entry : states[0])
-    EXPECT_TRUE(torch::allclose(entry.value(), states[1][entry.key()], 1e-5, 1e-6)) << entry.key();
+  const bool is_whole = kind == OffloadKind::no_shard;
+  FullyShardedDataParallel<testing::Net>(
+      net, mesh,
+      {.sharding_strategy = is_whole ? ShardingStrategy::no_shard : ShardingStrategy::full_shard,
+       .cpu_offload = {.offload_params = offload},
+       .use_orig_params = true});
+}
+
+// Two steps of two backwards each.
+FullState trained_with(const Mesh& mesh, OffloadKind kind, bool offload) {
+  auto net = make_net({});
+  offload_net(net, mesh, kind, offload);
+  const auto parameters = sharded_parameters(net);
+  torch::optim::SGD optimizer(local_tensors(parameters), testing::sgd_options());
+  for (int micro = 0; micro < 4; ++micro) {
+    loss_of(net, batch(0, micro, 1).to(mesh.device())).backward();
+    for (const auto& parameter : parameters) {
+      EXPECT_EQ(parameter.local.is_cpu(), offload) << parameter.name();
+      EXPECT_EQ(parameter.local.is_pinned(), offload) << parameter.name();
+      if (parameter.local.numel() == 0) continue;  // FSDP1 gives those no gradient
+      EXPECT_TRUE(parameter.local.grad().defined() &&
+                  parameter.local.grad().device() == parameter.local.device())
+          << parameter.name();
+    }
+    if (micro % 2 == 0) continue;  // accumulates
+    clip_grad_norm(parameters, 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return full_state_dict(net, {.offload_to_cpu = true});
+}
+
+void expect_offload_trains_alike(const Mesh& mesh) {
+  for (const auto kind :
+       {OffloadKind::fully_shard, OffloadKind::full_shard, OffloadKind::no_shard}) {
+    const auto stays = trained_with(mesh, kind, false), leaves = trained_with(mesh, kind, true);
+    for (const auto& entry : stays) {
+      EXPECT_TRUE(testing::allclose(entry.value(), leaves[entry.key()], 1e-5, 1e-6))
+          << entry.key() << " of " << static_cast<int>(kind);
+    }
+  }
+}
+
+TEST(DeviceOffload, TrainsAsWithoutIt_CO1_CO4_CO5_F6) {
+  for (const int ranks : {1, 2}) {
+    testing::run_device_mesh(ranks, expect_offload_trains_alike);
+    EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
+  }
+}
+
+TEST(DeviceOffload, TrainsAsWithoutItOnCuda) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  expect_offload_trains_alike(Mesh(MeshOptions{.device = torch::Device(torch::kCUDA, 0)}));
 }
 
 }  // namespace

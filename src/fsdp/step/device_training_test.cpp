@@ -5,13 +5,17 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "fsdp/state/model_state.h"
 #include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
+#include "tessera/checkpoint.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/unit_controls.h"
@@ -203,6 +207,46 @@ TEST(DeviceTraining, AUnitIsNotCapturedInAGraph) {
     }
   });
   EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
+}
+
+// With parameters that nothing has set to what is loaded.
+FullState loaded(const Mesh& mesh, const std::string& path) {
+  auto net = make_net({});
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) parameter.zero_();
+  testing::shard(net, mesh);
+  auto state = model_state(net);
+  load(state, path, mesh.group());
+  return full_state_dict(net, {.offload_to_cpu = true});
+}
+
+// By copies that run beside the host: of page-locked memory.
+TEST(DeviceTraining, SavesWhatOthersLoadHereAndOnTheCpu) {
+  std::string directory = ::testing::TempDir() + "tessera_device_XXXXXX";
+  ASSERT_NE(mkdtemp(directory.data()), nullptr);
+  const auto path = directory + "/state";
+  Trained saved;
+  testing::run_device_mesh(2, [&](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    AdamW optimizer(sharded_parameters(net), {.lr = 0.01});
+    loss_of(net, testing::batch_of(0, 0, mesh)).backward();
+    optimizer.step();
+    static_cast<void>(testing::take_counts(mesh.device().index()));
+    save(model_state(net), path, mesh.group());
+    EXPECT_THAT(testing::take_counts(mesh.device().index()).pageable, ::testing::IsEmpty());
+    const auto state = full_state_dict(net, {.offload_to_cpu = true});
+    if (mesh.rank() == 0) saved.state = state;
+  });
+  const auto expect_saved = [&](Mesh& mesh) {
+    const auto state = loaded(mesh, path);
+    for (const auto& entry : saved.state)
+      EXPECT_TRUE(testing::equal(state[entry.key()], entry.value())) << entry.key();
+  };
+  testing::run_device_mesh(3, expect_saved);
+  testing::run_mesh(3, expect_saved);
+  EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
+  std::filesystem::remove_all(directory);
 }
 
 // The memory goes back to the allocator, and a gather under way still fills it.
