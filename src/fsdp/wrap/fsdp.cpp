@@ -213,7 +213,9 @@ void abandon_step(ModuleRef module) {
 
 void unshard(ModuleRef module) {
   for (const auto& [name, unit] : units_below(module.get())) {
-    unit->free();  // what is gathered may be older than the shards
+    // What is gathered may be older than the shards, and no pass has looked at these since.
+    unit->free();
+    unit->start_gather(/*may_change=*/true);
     unit->gather();
     unit->changes().remember();
     entry_of(*unit).pinned = true;
