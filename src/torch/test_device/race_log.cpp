@@ -45,7 +45,9 @@ void RaceLog::allocate(const void* first, std::size_t bytes, Line stream, Line h
   if (bytes == 0) return;
   const std::lock_guard lock(mutex_);
   const auto begin = reinterpret_cast<std::uintptr_t>(first);
-  blocks_.insert_or_assign(begin, Block{begin + bytes, stream, host, {Span{begin, begin + bytes}}});
+  const Moment before{stream, lines_.at(stream).at(stream), "what had the memory before"};
+  Span span{begin, begin + bytes, {before}};
+  blocks_.insert_or_assign(begin, Block{begin + bytes, stream, host, {std::move(span)}});
 }
 
 // As with CUDA's caching allocator: the next owner's kernels come after those on the block's

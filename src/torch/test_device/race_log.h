@@ -49,7 +49,7 @@ class RaceLog {
   [[nodiscard]] Moment begin(Line stream, Line host, std::string what);
 
   // A block of memory that belongs to `stream`: whoever frees it lets later work on this stream
-  // have it, and no other.
+  // have it, and no other. So what the stream has begun may have had it before.
   void allocate(const void* first, std::size_t bytes, Line stream, Line host);
   // Nothing when it is no block.
   void free(const void* first, const std::string& where);

@@ -66,6 +66,16 @@ TEST_F(TestDevice, AReadBesideAWriteIsARace) {
   EXPECT_THAT(take_races(), ::testing::Contains(HasSubstr("may run beside")));
 }
 
+// Its stream may have had it for something else.
+TEST_F(TestDevice, FreshMemoryOnAnotherStreamIsARace) {
+  const auto fresh = at::empty({8}, x.options());
+  {
+    const c10::StreamGuard guard(side);
+    fresh.zero_();
+  }
+  EXPECT_THAT(take_races(), ::testing::Contains(HasSubstr("may run beside what had the memory")));
+}
+
 TEST_F(TestDevice, AWriteBesideAReadIsARace) {
   order(compute(), side);
   {
