@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/ddp.h"
 #include "tessera/deferred_init.h"
@@ -54,7 +55,7 @@ void expect_same(const Tensors& expected, const Tensors& found) {
     EXPECT_EQ(mine.scalar_type(), entry.value().scalar_type()) << entry.key();
     EXPECT_EQ(mine.strides(), entry.value().strides()) << entry.key();
     EXPECT_EQ(mine.requires_grad(), entry.value().requires_grad()) << entry.key();
-    EXPECT_TRUE(torch::equal(mine, entry.value())) << entry.key();
+    EXPECT_TRUE(testing::equal(mine, entry.value())) << entry.key();
   }
 }
 
@@ -122,14 +123,14 @@ TEST(DeferredInit, MakesWhatTheConstructorMakesAndLeavesTheGeneratorWhereItDoes)
   auto expected = make_zoo();
   const auto next = torch::rand({3});
   auto zoo = deferred_init(make_zoo);
-  EXPECT_TRUE(torch::equal(torch::rand({3}), next));
+  EXPECT_TRUE(testing::equal(torch::rand({3}), next));
   EXPECT_TRUE(zoo->weight.is_meta());
   EXPECT_TRUE(is_deferred(zoo->weight));
   EXPECT_FALSE(is_deferred(expected->weight));
   const auto state = at::detail::getDefaultCPUGenerator().get_state();
   materialize(zoo);
   expect_same(states_of(*expected), states_of(*zoo));
-  EXPECT_TRUE(torch::equal(at::detail::getDefaultCPUGenerator().get_state(), state));
+  EXPECT_TRUE(testing::equal(at::detail::getDefaultCPUGenerator().get_state(), state));
   EXPECT_EQ(zoo->shared.unsafeGetTensorImpl(),
             zoo->named_children()["linear"]->named_parameters()["weight"].unsafeGetTensorImpl());
   EXPECT_TRUE(zoo->named_buffers()["part"].is_alias_of(zoo->named_parameters()["ones"]));
@@ -268,10 +269,10 @@ TEST_P(DeferredTraining, EqualsTrainingOfAnEagerModel_C9_L11) {
     EXPECT_EQ(net->head->weight.unsafeGetTensorImpl() == net->embed->weight.unsafeGetTensorImpl(),
               tied);
     for (const auto& entry : plain->named_parameters()) {
-      EXPECT_TRUE(torch::equal(found.first[entry.key()], entry.value())) << entry.key();
-      EXPECT_TRUE(torch::equal(found.second[entry.key()], expected.second[entry.key()]))
+      EXPECT_TRUE(testing::equal(found.first[entry.key()], entry.value())) << entry.key();
+      EXPECT_TRUE(testing::equal(found.second[entry.key()], expected.second[entry.key()]))
           << entry.key();
-      EXPECT_FALSE(torch::equal(found.second[entry.key()], entry.value())) << entry.key();
+      EXPECT_FALSE(testing::equal(found.second[entry.key()], entry.value())) << entry.key();
     }
   });
 }
@@ -315,10 +316,10 @@ TEST(DeferredUnits, TheirBuffersGetDataAndAreUpdated_L11) {
     const auto eager = Normed();
     auto module = deferred_init([] { return Normed(); });
     fully_shard(module, mesh);
-    EXPECT_TRUE(torch::equal(module->named_buffers()["mask"], eager->named_buffers()["mask"]));
-    EXPECT_TRUE(torch::equal(module->norm->running_var, torch::ones({3})));
+    EXPECT_TRUE(testing::equal(module->named_buffers()["mask"], eager->named_buffers()["mask"]));
+    EXPECT_TRUE(testing::equal(module->norm->running_var, torch::ones({3})));
     module(torch::full({2, 3}, 10.0)).sum().backward();
-    EXPECT_TRUE(torch::allclose(module->norm->running_mean, torch::ones({3})));
+    EXPECT_TRUE(testing::allclose(module->norm->running_mean, torch::ones({3})));
     EXPECT_EQ(module->norm->num_batches_tracked.item<std::int64_t>(), 1);
   });
 }
@@ -394,14 +395,14 @@ TEST(ParamInitFn, FillsTheModulesOfAUnitFromTheOutermostOn_C9_L11) {
     EXPECT_THAT(filler.called, ElementsAre(net->embed.get(), net->head.get(), block->norm.get(),
                                            block->up.get(), block->down.get()));
     const auto state = full_state_dict(net->blocks[0]);
-    EXPECT_TRUE(torch::equal(state["up.weight"], make_net({})->blocks[0]->up->weight));
+    EXPECT_TRUE(testing::equal(state["up.weight"], make_net({})->blocks[0]->up->weight));
     unshard(net);
-    EXPECT_TRUE(torch::equal(net->head->weight, torch::full({11, 7}, 2.0)));
-    EXPECT_TRUE(torch::equal(block->down->bias, torch::full({7}, 5.0)));
+    EXPECT_TRUE(testing::equal(net->head->weight, torch::full({11, 7}, 2.0)));
+    EXPECT_TRUE(testing::equal(block->down->bias, torch::full({7}, 5.0)));
     reshard(net);
     EXPECT_TRUE(is_deferred(ignored->up->weight)) << "ignored parameters stay as they are";
     materialize(net);
-    EXPECT_TRUE(torch::equal(ignored->up->weight, make_net({})->blocks[2]->up->weight));
+    EXPECT_TRUE(testing::equal(ignored->up->weight, make_net({})->blocks[2]->up->weight));
   });
 }
 
@@ -416,8 +417,8 @@ TEST(ParamInitFn, OfFullyShardedDataParallelSkipsIgnoredModules_C9) {
       EXPECT_THAT(filler.called, ElementsAre(module.get(), module->linear.get()));
       EXPECT_TRUE(module->norm->weight.is_meta());
       EXPECT_TRUE(module->norm->running_mean.is_meta());
-      EXPECT_TRUE(torch::equal(module->named_buffers()["mask"], torch::zeros({3, 3})));
-      EXPECT_TRUE(torch::equal(full_state_dict(module)["linear.bias"], torch::full({2}, 2.0)));
+      EXPECT_TRUE(testing::equal(module->named_buffers()["mask"], torch::zeros({3, 3})));
+      EXPECT_TRUE(testing::equal(full_state_dict(module)["linear.bias"], torch::full({2}, 2.0)));
     }
   });
 }
@@ -447,7 +448,7 @@ TEST(SyncModuleStates, OfFullyShardedDataParallelGoesUnitByUnit_C11_HY6) {
     const auto check = [&](const Net& net) {
       const auto state = full_state_dict(net);
       for (const auto& entry : expected->named_parameters())
-        EXPECT_TRUE(torch::equal(state[entry.key()], entry.value())) << entry.key();
+        EXPECT_TRUE(testing::equal(state[entry.key()], entry.value())) << entry.key();
     };
     const FullyShardedDataParallel<Net> model(make(), mesh, options);
     check(model.module());

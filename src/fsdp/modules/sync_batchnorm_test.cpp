@@ -1,5 +1,6 @@
 // SyncBatchNorm beside torch::nn::BatchNorm in one process that has the batches of all ranks.
 #include "tessera/sync_batchnorm.h"
+#include "fsdp/testing/any_device.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -61,9 +62,9 @@ void expect_close(const torch::Tensor& mine, const torch::Tensor& expected, cons
   ASSERT_EQ(mine.defined(), expected.defined()) << what;
   if (!mine.defined()) return;
   EXPECT_EQ(mine.scalar_type(), expected.scalar_type()) << what;
-  EXPECT_TRUE(torch::allclose(mine, expected, tolerance, tolerance)) << what << "\n"
-                                                                     << mine << "\n"
-                                                                     << expected;
+  EXPECT_TRUE(testing::allclose(mine, expected, tolerance, tolerance)) << what << "\n"
+                                                                       << mine << "\n"
+                                                                       << expected;
 }
 
 template <typename Norm>
@@ -209,9 +210,9 @@ TEST_P(SyncBatchNormTest, EmptyBatchesOnAllRanksLeaveTheStatistics) {
     const auto output = norm(torch::zeros({0, kChannels, 2}).set_requires_grad(true));
     EXPECT_EQ(output.numel(), 0);
     output.sum().backward();
-    EXPECT_TRUE(torch::equal(norm->running_mean, torch::zeros({kChannels})));
-    EXPECT_TRUE(torch::equal(norm->running_var, torch::ones({kChannels})));
-    EXPECT_TRUE(torch::equal(norm->weight.grad(), torch::zeros({kChannels})));
+    EXPECT_TRUE(testing::equal(norm->running_mean, torch::zeros({kChannels})));
+    EXPECT_TRUE(testing::equal(norm->running_var, torch::ones({kChannels})));
+    EXPECT_TRUE(testing::equal(norm->weight.grad(), torch::zeros({kChannels})));
   });
 }
 
@@ -235,9 +236,9 @@ TEST_P(SyncBatchNormTest, RefusesWhatItCannotDo) {
                   }).what(),
                   HasSubstr("one value per channel"));
       EXPECT_EQ(norm->num_batches_tracked.item<int>(), 0);
-      EXPECT_TRUE(torch::equal(norm->running_var, torch::ones({kChannels})));
+      EXPECT_TRUE(testing::equal(norm->running_var, torch::ones({kChannels})));
       without->eval();
-      EXPECT_TRUE(torch::equal(without(torch::zeros({2, 3})), torch::zeros({2, 3})));
+      EXPECT_TRUE(testing::equal(without(torch::zeros({2, 3})), torch::zeros({2, 3})));
       if (ranks == 1) return;
       auto input = values({2, kChannels}, 1).to(at::kFloat).set_requires_grad(true);
       const auto loss = norm(input).pow(3).sum();
@@ -302,7 +303,8 @@ void train_norms(Model& model, torch::optim::Optimizer& optimizer,
   for (int step = 0; step < kNormSteps; ++step) {
     optimizer.zero_grad();
     const auto input = batch(step);
-    (scale * (model(input) * input.sum(1, true)).pow(2).sum()).backward();
+    const auto output = model(input);
+    (scale * (output * input.sum(1, true).to(output.device())).pow(2).sum()).backward();
     optimizer.step();
   }
 }
@@ -381,7 +383,7 @@ TEST(SyncBatchNormPrecision, WorksBelowUnitsThatComputeInBfloat16) {
       EXPECT_GT(mean.abs().max().item<double>(), 0);
       auto sum = mean.clone();
       mesh.all_reduce_sum(sum);
-      EXPECT_TRUE(torch::equal(sum, mean * 2));  // the same on both
+      EXPECT_TRUE(testing::equal(sum, mean * 2));  // the same on both
       net->eval();
       const torch::NoGradGuard no_grad;
       EXPECT_EQ(net(input).scalar_type(), at::kBFloat16);
@@ -496,7 +498,7 @@ TEST(SyncBatchNormModule, HasTheNamesOfBatchNormAndCopiesOfItsOwn) {
   EXPECT_EQ(full_state_dict(norm).keys(), full_state_dict(nn::BatchNorm1d(2)).keys());
   norm(torch::tensor({{1.0F, 2.0F}, {3.0F, 5.0F}}));
   const auto copy = std::dynamic_pointer_cast<SyncBatchNormImpl>(norm->clone());
-  EXPECT_TRUE(torch::equal(copy->running_mean, norm->running_mean));
+  EXPECT_TRUE(testing::equal(copy->running_mean, norm->running_mean));
   EXPECT_FALSE(copy->running_mean.is_same(norm->running_mean));
   copy->forward(torch::ones({2, 2}));
   EXPECT_EQ(copy->num_batches_tracked.item<int>(), 2);

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/full_params.h"
@@ -69,7 +70,7 @@ TEST(FullParams, ShowsTheModulesValuesAndKeepsChangesOfOwnParts_T8_SF7) {
           const auto expected = plain->parameters(), mine = net->parameters();
           const torch::NoGradGuard no_grad;
           for (std::size_t i = 0; i < mine.size(); ++i)
-            EXPECT_TRUE(torch::equal(mine[i], expected[i])) << i;
+            EXPECT_TRUE(testing::equal(mine[i], expected[i])) << i;
           for (const auto& parameter : net->parameters())
             parameter.mul_(0.5);  // the tied one twice
         }
@@ -86,7 +87,7 @@ TEST(FullParams, ShowsTheModulesValuesAndKeepsChangesOfOwnParts_T8_SF7) {
         for (const auto& entry : plain->named_parameters()) {
           const bool tied = entry.key() == "embed.weight" || entry.key() == "head.weight";
           EXPECT_TRUE(
-              torch::equal(state[entry.key()], entry.value().detach() * (tied ? 0.25 : 0.5)))
+              testing::equal(state[entry.key()], entry.value().detach() * (tied ? 0.25 : 0.5)))
               << entry.key();
         }
         backward(net);
@@ -109,7 +110,8 @@ TEST(FullParams, AndShardsTellEachOtherWhatChanged) {
       const auto expect_now = [&](const char* when) {
         const auto now = full_state_dict(net);
         for (const auto& name : names) {
-          EXPECT_TRUE(torch::allclose(now[name], expected[name], 1e-6, 1e-6, /*equal_nan=*/true))
+          EXPECT_TRUE(torch::allclose(now[name].cpu(), expected[name].cpu(), 1e-6, 1e-6,
+                                      /*equal_nan=*/true))
               << name << " " << when << ", kind " << static_cast<int>(kind);
         }
       };
@@ -141,7 +143,7 @@ TEST(FullParams, AndShardsTellEachOtherWhatChanged) {
         const auto state = full_state_dict(other);
         load_full_state_dict(net, state);
         expected = full_state_dict(other);
-        EXPECT_TRUE(torch::equal(net->head->weight, expected["head.weight"]));
+        EXPECT_TRUE(testing::equal(net->head->weight, expected["head.weight"]));
         expect_now("loaded inside");
         net->head->weight.set_data(torch::full_like(net->head->weight, 5));
         expected["head.weight"].fill_(5);
@@ -183,7 +185,7 @@ TEST(FullParams, WithGradientsShowAndKeepThem_SF9) {
         const FullParams whole(net, {.with_grads = true});
         const auto expected = plain->parameters(), mine = net->parameters();
         for (std::size_t i = 0; i < mine.size(); ++i) {
-          EXPECT_TRUE(torch::allclose(mine[i].grad(), expected[i].grad(), 1e-5, 1e-7)) << i;
+          EXPECT_TRUE(testing::allclose(mine[i].grad(), expected[i].grad(), 1e-5, 1e-7)) << i;
           mine[i].mutable_grad().mul_(2);
         }
       }
@@ -234,7 +236,7 @@ TEST(FullState, RoundTripsBetweenWorldsAndKinds_T9) {
         ASSERT_EQ(state.size(), saved.size());
         for (std::size_t i = 0; i < saved.size(); ++i) {
           EXPECT_EQ(state[i].key(), saved[i].key());
-          EXPECT_TRUE(torch::equal(state[i].value(), saved[i].value())) << saved[i].key();
+          EXPECT_TRUE(testing::equal(state[i].value(), saved[i].value())) << saved[i].key();
         }
         const auto alone = full_state_dict(net, {.rank0_only = true});
         if (kind != SummonKind::replicated && kind != SummonKind::hybrid && mesh.size() > 1) {
@@ -262,7 +264,7 @@ TEST(FullState, ThatDoesNotFitChangesNothing) {
     more.insert("extra", torch::ones({1}));
     EXPECT_THAT(error_of([&] { load_full_state_dict(net, more); }), HasSubstr("extra"));
     const auto after = full_state_dict(net);
-    for (const auto& entry : before) EXPECT_TRUE(torch::equal(entry.value(), after[entry.key()]));
+    for (const auto& entry : before) EXPECT_TRUE(testing::equal(entry.value(), after[entry.key()]));
   });
 }
 
@@ -282,7 +284,7 @@ TEST(FullState, ThatComesInABackwardChangesNothing) {
     EXPECT_THAT(text, HasSubstr("in a forward or backward"));
     const auto after = full_state_dict(net);
     for (const auto& entry : before)
-      EXPECT_TRUE(torch::equal(after[entry.key()], entry.value())) << entry.key();
+      EXPECT_TRUE(testing::equal(after[entry.key()], entry.value())) << entry.key();
   });
 }
 
@@ -291,7 +293,7 @@ TEST(FullParams, OfOneUnitAloneLeaveTheOthers_SF1_M13) {
     auto plain = make_net({});
     auto net = sharded(mesh, SummonKind::flat);
     const FullParams whole(net, {.recurse = false});
-    EXPECT_TRUE(torch::equal(net->embed->weight, plain->embed->weight));
+    EXPECT_TRUE(testing::equal(net->embed->weight, plain->embed->weight));
     EXPECT_ANY_THROW(static_cast<void>(net->blocks[0]->up->weight.sum().item<double>()));
   });
 }

@@ -9,6 +9,7 @@
 
 #include "conformance/errors.h"
 #include "fsdp/state/model_state.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "fsdp/unit/persistence.h"
 #include "tessera/buffers.h"
@@ -96,8 +97,8 @@ TEST(PersistentBuffers, PythonsFileFillsTheOthers) {
   BufferedNet net;
   auto state = model_state(net);
   load(state, python_file());
-  EXPECT_TRUE(torch::equal(net->scale, torch::tensor({0.5F, 2.0F})));
-  EXPECT_TRUE(torch::equal(net->mask, torch::ones({2, 2})));
+  EXPECT_TRUE(testing::equal(net->scale, torch::tensor({0.5F, 2.0F})));
+  EXPECT_TRUE(testing::equal(net->mask, torch::ones({2, 2})));
   auto whole = full_state_dict(net);
   load_full_state_dict(net, whole);
   whole.insert("mask", torch::zeros({2, 2}));
@@ -112,7 +113,7 @@ TEST(PersistentBuffers, AreBuffersInAllElse) {
     EXPECT_FALSE(is_persistent(*net, "mask"));  // the tensor with other data
     net->mask.fill_(mesh.rank() + 1);
     sync_buffers(net, mesh);
-    EXPECT_TRUE(torch::equal(net->mask, torch::ones({2, 2})));
+    EXPECT_TRUE(testing::equal(net->mask, torch::ones({2, 2})));
     const MixedPrecision precision{.param_dtype = at::kDouble, .buffer_dtype = at::kDouble};
     fully_shard(net, mesh, {.mixed_precision = precision});
     const torch::NoGradGuard no_grad;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
@@ -83,7 +84,7 @@ TEST(StateDict, OfEveryKindLoadsWhatItSaved_M9_M10_M11_SDT) {
           EXPECT_EQ(full_state_dict(net)["block0.up.weight"].abs().sum().item<float>(), 0);
           load_state_dict(net, state);
           for (const auto& entry : full_state_dict(net)) {
-            EXPECT_TRUE(torch::equal(entry.value(), before[entry.key()]))
+            EXPECT_TRUE(testing::equal(entry.value(), before[entry.key()]))
                 << entry.key() << " of kind " << static_cast<int>(type);
           }
         }
@@ -105,7 +106,7 @@ TEST(StateDict, OfTheFullKindIsTheModules_O10_SDT) {
     for (const auto& entry : plain->named_parameters()) {
       const auto* leaf = state.find(entry.key());
       ASSERT_NE(leaf, nullptr) << entry.key();
-      EXPECT_TRUE(torch::equal(tensor_of(leaf->as_tensor()), entry.value().detach()));
+      EXPECT_TRUE(testing::equal(tensor_of(leaf->as_tensor()), entry.value().detach()));
     }
   });
 }
@@ -156,7 +157,7 @@ TEST(StateDict, ThatDoesNotFitChangesNothing_X48_X51_X53) {
     EXPECT_THAT(error_of([&] { load_state_dict(net, Value::dict(pairs)); }),
                 HasSubstr("the module lacks this name"));
     for (const auto& entry : full_state_dict(net))
-      EXPECT_TRUE(torch::equal(entry.value(), before[entry.key()])) << entry.key();
+      EXPECT_TRUE(testing::equal(entry.value(), before[entry.key()])) << entry.key();
   });
 }
 
@@ -203,7 +204,7 @@ TEST(StateDict, OfTheShardedKindIsChunksOfRows_SDT_SD9) {
           EXPECT_EQ(box.sizes, all[rank].sizes);
           Tensor mine{.dtype = leaf.dtype, .shape = box.sizes, .pieces = leaf.pieces};
           std::get<Box>(mine.pieces[0].slice).offsets.assign(shape.size(), 0);
-          EXPECT_TRUE(torch::equal(tensor_of(mine), chunks[rank])) << entry.key();
+          EXPECT_TRUE(testing::equal(tensor_of(mine), chunks[rank])) << entry.key();
         }
       });
     }
@@ -222,7 +223,7 @@ TEST(StateDict, OfTheShardedKindIsTheSameForEveryWayOfSharding_SDT) {
       zero(*net);
       load_state_dict(*net, state_dict(rows));
       for (const auto& entry : full_state_dict(*net))
-        EXPECT_TRUE(torch::equal(entry.value(), expected[entry.key()])) << entry.key();
+        EXPECT_TRUE(testing::equal(entry.value(), expected[entry.key()])) << entry.key();
     }
   });
 }

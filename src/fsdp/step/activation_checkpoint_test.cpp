@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/error.h"
@@ -77,10 +78,10 @@ TEST(Checkpoint, FreesActivationsAndGivesTheSameGradients) {
   expected.backward();
   loss.backward();
   EXPECT_EQ(model->parts[0]->forwards, 2);
-  EXPECT_TRUE(torch::equal(loss, expected));
-  EXPECT_TRUE(torch::equal(x.grad(), y.grad()));
+  EXPECT_TRUE(testing::equal(loss, expected));
+  EXPECT_TRUE(testing::equal(x.grad(), y.grad()));
   for (std::size_t i = 0; i < plain->parameters().size(); ++i)
-    EXPECT_TRUE(torch::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
+    EXPECT_TRUE(testing::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
 }
 
 TEST(Checkpoint, DrawsTheSameRandomNumbersAgain) {
@@ -94,7 +95,7 @@ TEST(Checkpoint, DrawsTheSameRandomNumbersAgain) {
   }
   EXPECT_EQ(plain->parts[0]->dropout, model->parts[0]->dropout);
   for (std::size_t i = 0; i < plain->parameters().size(); ++i)
-    EXPECT_TRUE(torch::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
+    EXPECT_TRUE(testing::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
 }
 
 TEST(Checkpoint, ComputesAgainUnderTheSameAutocast) {
@@ -113,7 +114,7 @@ TEST(Checkpoint, ComputesAgainUnderTheSameAutocast) {
   expected.sum().backward();
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
   for (std::size_t i = 0; i < plain->parameters().size(); ++i)
-    EXPECT_TRUE(torch::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
+    EXPECT_TRUE(testing::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
 }
 
 // As Python's `with torch.autocast("cpu", torch.bfloat16)`.
@@ -202,7 +203,7 @@ TEST(Checkpoint, TakesFunctionsAndTuplesAndInputsWithoutGradients) {
   const auto [y, places, x] = activation_checkpoint(compute, torch::ones({1, 3}), 2.0);
   EXPECT_EQ(places.scalar_type(), at::kLong);
   y.sum().backward();
-  EXPECT_TRUE(torch::equal(linear->weight.grad(), torch::full({2, 3}, 2.0f)));
+  EXPECT_TRUE(testing::equal(linear->weight.grad(), torch::full({2, 3}, 2.0f)));
   EXPECT_THROW(y.sum().backward(), std::exception);
   const torch::NoGradGuard evaluate;
   EXPECT_FALSE(
@@ -251,7 +252,7 @@ TEST(Checkpoint, RefusesWhatItsOwnBackwardWouldGetWrong) {
   // What does not go through the part is nobody's business.
   auto y = model(x);
   const auto of_y = torch::autograd::grad({y.square().sum()}, {y});
-  EXPECT_TRUE(torch::equal(of_y[0], 2 * y));
+  EXPECT_TRUE(testing::equal(of_y[0], 2 * y));
   loss().backward();
   EXPECT_TRUE(x.grad().defined());
 }
@@ -274,7 +275,7 @@ TEST(Checkpoint, ComplexResultsHaveGradients) {
     gradients.push_back({x.grad(), turn.grad(), linear->weight.grad().clone()});
   }
   for (std::size_t i = 0; i < gradients[0].size(); ++i)
-    EXPECT_TRUE(torch::equal(gradients[0][i], gradients[1][i])) << i;
+    EXPECT_TRUE(testing::equal(gradients[0][i], gradients[1][i])) << i;
 }
 
 TEST(Checkpoint, GathersShardedUnitsAgain) {
@@ -291,7 +292,7 @@ TEST(Checkpoint, GathersShardedUnitsAgain) {
         const auto whole = sharded_parameters(plain), mine = sharded_parameters(model);
         for (std::size_t i = 0; i < mine.size(); ++i) {
           const auto rows = whole[i].local.grad().narrow(0, mine[i].offset, mine[i].local.size(0));
-          EXPECT_TRUE(torch::allclose(mine[i].local.grad(), rows, 1e-5, 1e-6)) << mine[i].name();
+          EXPECT_TRUE(testing::allclose(mine[i].local.grad(), rows, 1e-5, 1e-6)) << mine[i].name();
         }
         for (const auto& unit : unit_reports(model)) {
           EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;

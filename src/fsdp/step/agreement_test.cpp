@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "fsdp/state/model_state.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/optim.h"
@@ -181,13 +182,13 @@ TEST(Frozen, ThroughLocalStaysAsItIs) {
     const auto before = local.detach().clone();
     const auto other = local_of(net, "block1.down.weight").detach().clone();
     train(1);
-    EXPECT_TRUE(torch::equal(local.detach(), before));
+    EXPECT_TRUE(testing::equal(local.detach(), before));
     EXPECT_FALSE(local.grad().defined());
-    EXPECT_FALSE(torch::equal(local_of(net, "block1.down.weight").detach(), other));
+    EXPECT_FALSE(testing::equal(local_of(net, "block1.down.weight").detach(), other));
     local.requires_grad_(true);
     train(2);
     EXPECT_TRUE(net->blocks[1]->up->weight.requires_grad());
-    EXPECT_FALSE(torch::equal(local.detach(), before));
+    EXPECT_FALSE(testing::equal(local.detach(), before));
   });
 }
 
@@ -224,10 +225,10 @@ TEST(Frozen, AndThawedTrainsLikeAModelThatWasNotSharded) {
       const auto& expected = plain->head->weight.grad();
       if (!whole) {
         const auto rows = (expected.size(0) + 1) / 2;
-        EXPECT_TRUE(torch::allclose(mine, expected.narrow(0, mesh.rank() * rows, mine.size(0)),
-                                    1e-5, 1e-7));
+        EXPECT_TRUE(testing::allclose(mine, expected.narrow(0, mesh.rank() * rows, mine.size(0)),
+                                      1e-5, 1e-7));
       } else {
-        EXPECT_TRUE(torch::allclose(mine, expected, 1e-5, 1e-7));
+        EXPECT_TRUE(testing::allclose(mine, expected, 1e-5, 1e-7));
       }
     }
   });
@@ -239,10 +240,10 @@ TEST(Replaced, ValuesAreInTheNextCheckpoint) {
   run_mesh(2, [](Mesh& mesh) {
     nn::Linear linear(3, 4);
     fully_shard(linear, mesh);
-    linear->weight.set_data(torch::full({4, 3}, 3.f));
+    linear->weight.set_data(torch::full({4, 3}, 3.f, mesh.device()));
     const auto leaf = model_state(linear).at("weight").as_tensor();
     const auto held = local_of(linear, "weight");
-    EXPECT_TRUE(torch::equal(held.detach(), torch::full({2, 3}, 3.f)));
+    EXPECT_TRUE(testing::equal(held.detach(), torch::full({2, 3}, 3.f)));
     ASSERT_EQ(leaf.pieces.size(), 1u);
     const auto* data = reinterpret_cast<const float*>(leaf.pieces[0].storage->data);
     EXPECT_EQ(data[leaf.pieces[0].storage_offset], 3.f);
@@ -258,12 +259,12 @@ TEST(Replaced, ValuesAreWhatTheOptimizerUpdates) {
     call_module(net, torch::ones({1, 3})).sum().backward();
     plain->forward(torch::ones({1, 3})).sum().backward();
     const auto values = torch::full({4, 3}, 3.f);
-    net->weight.set_data(values.clone());
+    net->weight.set_data(values.to(mesh.device(), torch::kFloat, false, /*copy=*/true));
     plain->weight.set_data(values.clone());
     mine.step();
     expected.step();
-    EXPECT_TRUE(torch::allclose(full_state_dict(net)["weight"], plain->weight.detach()));
-    EXPECT_TRUE(torch::allclose(full_state_dict(net)["bias"], plain->bias.detach()));
+    EXPECT_TRUE(testing::allclose(full_state_dict(net)["weight"], plain->weight.detach()));
+    EXPECT_TRUE(testing::allclose(full_state_dict(net)["bias"], plain->bias.detach()));
   });
 }
 
@@ -271,7 +272,7 @@ TEST(Replaced, ByAnotherShapeIsAnErrorThatNamesTheParameter) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = make_net({});
     testing::shard(net, mesh);
-    net->blocks[1]->up->weight.set_data(torch::ones({2, 2}));
+    net->blocks[1]->up->weight.set_data(torch::ones({2, 2}, mesh.device()));
     EXPECT_THAT(error_of([&] { static_cast<void>(model_state(net)); }), HasSubstr("up.weight"));
     EXPECT_THAT(error_of([&] { backward_of(net, mesh); }), HasSubstr("block1.up.weight"));
   });
@@ -318,7 +319,7 @@ TEST(Parts, OptimizersThatAreNotElementwiseWorkOnWholeParameters) {
     };
     train(net, batch_of(0, 0, mesh));
     train(plain, batch(0, 0, mesh.size()));
-    EXPECT_TRUE(torch::allclose(net->head->weight, plain->head->weight, 1e-4, 1e-6));
+    EXPECT_TRUE(testing::allclose(net->head->weight, plain->head->weight, 1e-4, 1e-6));
   });
 }
 
@@ -339,7 +340,7 @@ TEST(Parts, NormsOfTorchAreRefused) {
     const auto& gradient = parameters.front().local.grad();
     EXPECT_GT(gradient.clone().norm().item<double>(), 0);
     EXPECT_GT(gradient.abs().sum().item<double>(), 0);
-    EXPECT_TRUE(torch::equal(gradient, gradient.clone()));
+    EXPECT_TRUE(testing::equal(gradient, gradient.clone()));
   });
 }
 

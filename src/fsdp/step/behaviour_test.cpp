@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
@@ -89,7 +90,7 @@ void expect_gradients(const Model& model, const std::vector<torch::Tensor>& whol
     ASSERT_EQ(mine.defined(), whole[i].defined()) << parameters[i].name();
     if (!mine.defined()) continue;
     const auto rows = whole[i].narrow(0, parameters[i].offset, parameters[i].local.size(0));
-    EXPECT_TRUE(torch::allclose(mine, rows, 1e-5, 1e-7)) << parameters[i].name();
+    EXPECT_TRUE(testing::allclose(mine, rows, 1e-5, 1e-7)) << parameters[i].name();
   }
 }
 
@@ -112,7 +113,7 @@ TEST(Calls, HolderCallListAndSequentialSlotsTrainAndEvaluate) {
       for (int round = 0; round < 2; ++round) {
         {
           const torch::NoGradGuard evaluate;
-          EXPECT_TRUE(torch::equal(model(input_of(9)), plain(input_of(9))));
+          EXPECT_TRUE(testing::equal(model(input_of(9)), plain(input_of(9))));
           for (const auto& unit : unit_reports(model))
             EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
         }
@@ -169,11 +170,12 @@ TEST(Bypass, IsAnErrorNamingUnitAndFixNeverNumbers) {
         // Outside any call that was seen libtorch throws, with the same text.
         model->path = CallForm::holder;
         model(input_of(mesh.rank()));
-        EXPECT_THAT(torch_error_of([&] { model->blocks[0]->forward(input_of(0)); }),
-                    HasSubstr("unit 'block0'"));
+        EXPECT_THAT(
+            torch_error_of([&] { model->blocks[0]->forward(input_of(0).to(mesh.device())); }),
+            HasSubstr("unit 'block0'"));
         if (train) continue;  // the root stays gathered for its backward
         EXPECT_THAT(torch_error_of([&] {
-                      model->blocks[1]->up->forward(torch::ones({1, kWidth}));
+                      model->blocks[1]->up->forward(torch::ones({1, kWidth}, mesh.device()));
                     }),
                     HasSubstr("unit 'block1'"));
       }
@@ -188,7 +190,7 @@ TEST(Bypass, GradientOutsideTheUnitsBackwardIsAnError) {
     model(input_of(mesh.rank())).mean().backward();
     unshard(model);
     // Gathered by hand: the numbers are right, but nobody would average the gradient.
-    auto y = model->blocks[0]->forward(input_of(0));
+    auto y = model->blocks[0]->forward(input_of(0).to(mesh.device()));
     EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("unit 'block0'"));
     abandon_step(model);
   });
@@ -220,7 +222,7 @@ TEST(Optimizers, AnyOfTorchWorksOnLocalTensors) {
       optimizer.step();
     }
     const torch::NoGradGuard evaluate;
-    EXPECT_TRUE(torch::allclose(model(input_of(5)), plain(input_of(5)), 1e-5, 1e-6));
+    EXPECT_TRUE(testing::allclose(model(input_of(5)), plain(input_of(5)), 1e-5, 1e-6));
   });
 }
 
@@ -279,7 +281,7 @@ TEST(Gradients, InputsThatRequireGradientsGetThem) {
     auto y = x.detach().clone().requires_grad_();
     model(x).mean().backward();
     plain(y).mean().backward();
-    EXPECT_TRUE(torch::allclose(x.grad(), y.grad()));
+    EXPECT_TRUE(testing::allclose(x.grad(), y.grad()));
     expect_gradients(model, whole_gradients(plain, mesh.size()));
   });
 }
@@ -316,9 +318,9 @@ TEST(Gradients, ParameterUsedOnOneRankOnlyIsAveragedOverAll) {
     fully_shard(pick, mesh);
     call_module(pick, mesh.rank() == 1).backward();
     const auto parameters = sharded_parameters(*pick);
-    EXPECT_TRUE(torch::equal(parameters[0].local.grad(), torch::ones_like(parameters[0].local)));
+    EXPECT_TRUE(testing::equal(parameters[0].local.grad(), torch::ones_like(parameters[0].local)));
     EXPECT_TRUE(
-        torch::equal(parameters[1].local.grad(), torch::full_like(parameters[1].local, 0.5)));
+        testing::equal(parameters[1].local.grad(), torch::full_like(parameters[1].local, 0.5)));
   });
 }
 
@@ -452,7 +454,7 @@ TEST(Sharding, CutsAsTorchChunk_T2_T15) {
     EXPECT_EQ(weight.offset, std::min(2 * mesh.rank(), 5));
     EXPECT_EQ(weight.shape, (std::vector<std::int64_t>{5, 2}));
     EXPECT_TRUE(
-        torch::equal(weight.local.detach(), whole.narrow(0, weight.offset, rows[mesh.rank()])));
+        testing::equal(weight.local.detach(), whole.narrow(0, weight.offset, rows[mesh.rank()])));
   });
 }
 

@@ -42,7 +42,8 @@ TESSERA_MODULE(Penalized);
 
 torch::Tensor penalized_loss(Penalized& net, int rank) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(80 + rank);
-  const auto x = torch::randn({3, 4}, generator).set_requires_grad(true);
+  const auto x =
+      torch::randn({3, 4}, generator).to(net->out->weight.device()).set_requires_grad(true);
   const auto y = net(x);
   const auto gradient = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
   return y.mean() + (gradient.square().sum(1).sqrt() - 1).square().mean();

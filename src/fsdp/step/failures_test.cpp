@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/error.h"
@@ -260,7 +261,7 @@ TEST_P(Caught, GoesOnAsOneProcessDoes) {
     train_with_failures(net, optimizer, forgives, {mesh.rank()});
     const auto full = full_state_dict(net);
     for (const auto& parameter : plain->named_parameters()) {
-      EXPECT_TRUE(torch::allclose(full[parameter.key()], parameter.value().detach(), 1e-5, 1e-6))
+      EXPECT_TRUE(testing::allclose(full[parameter.key()], parameter.value().detach(), 1e-5, 1e-6))
           << parameter.key();
     }
     for (const auto& unit : unit_reports(net)) EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
@@ -306,7 +307,7 @@ TEST(CaughtInACheckpoint, GoesOnAsOneProcessDoes) {
     EXPECT_NO_THROW(train(net, {mesh.rank()}));
     const auto parameters = sharded_parameters(net);
     const auto expected = plain->first->weight.grad().chunk(2)[mesh.rank()] / 2;
-    EXPECT_TRUE(torch::allclose(parameters.front().local.grad(), expected));
+    EXPECT_TRUE(testing::allclose(parameters.front().local.grad(), expected));
     EXPECT_EQ(parameters.front().name(), "first.weight");
   });
 }
@@ -359,7 +360,7 @@ struct Photo {
       const auto& name = entry.key();
       EXPECT_TRUE(entry.value().is_same(tensors.at(name))) << name;
       EXPECT_EQ(entry.value().const_data_ptr(), memory.at(name)) << name;
-      EXPECT_TRUE(torch::equal(entry.value(), values.at(name))) << name;
+      EXPECT_TRUE(testing::equal(entry.value(), values.at(name))) << name;
       EXPECT_EQ(entry.value().scalar_type(), values.at(name).scalar_type()) << name;
     }
     for (const auto& below : module.modules())

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
@@ -69,7 +70,7 @@ TEST_P(InferenceMode, GivesTheNumbersOfOneProcess) {
     for (int step = 0; step < 3; ++step) {
       {
         const c10::InferenceMode inference;
-        EXPECT_TRUE(torch::allclose(net(x * step), alone(x * step), 1e-5, 1e-6)) << step;
+        EXPECT_TRUE(testing::allclose(net(x * step), alone(x * step), 1e-5, 1e-6)) << step;
       }
       for (auto* model : {&alone, &net}) (*model)(x + step).square().mean().backward();
       for (auto* optimizer : {&one, &two}) {
@@ -79,7 +80,7 @@ TEST_P(InferenceMode, GivesTheNumbersOfOneProcess) {
     }
     const auto whole = full_state_dict(net);
     for (const auto& named : alone->named_parameters())
-      EXPECT_TRUE(torch::allclose(whole[named.key()], named.value(), 1e-5, 1e-6)) << named.key();
+      EXPECT_TRUE(testing::allclose(whole[named.key()], named.value(), 1e-5, 1e-6)) << named.key();
   });
 }
 

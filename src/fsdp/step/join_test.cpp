@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/checkpoint.h"
 #include "tessera/ddp.h"
@@ -123,7 +124,7 @@ void wrap_layers(JoinLayers& layers, const Mesh& mesh, JoinKind kind) {
 void expect_values(const JoinLayers& layers, const std::map<std::string, torch::Tensor>& expected) {
   const FullParams whole(layers);
   for (const auto& entry : layers->named_parameters()) {
-    EXPECT_TRUE(torch::allclose(entry.value(), expected.at(entry.key()), 1e-10, 1e-10))
+    EXPECT_TRUE(testing::allclose(entry.value(), expected.at(entry.key()), 1e-10, 1e-10))
         << entry.key() << entry.value() << expected.at(entry.key());
   }
 }
@@ -228,8 +229,8 @@ TEST(Join, ARankMayLackInputInTheMiddle) {
     auto alone = join_layers();
     (alone(join_input(0, 2)).square().mean() / 2).backward();
     for (const auto& entry : layers->named_parameters()) {
-      EXPECT_TRUE(torch::allclose(entry.value().grad(),
-                                  alone->named_parameters()[entry.key()].grad(), 1e-10, 1e-10))
+      EXPECT_TRUE(testing::allclose(entry.value().grad(),
+                                    alone->named_parameters()[entry.key()].grad(), 1e-10, 1e-10))
           << entry.key();
     }
   });
@@ -246,7 +247,8 @@ TEST(Join, EveryBatchCountsWhenItIsGone) {
     layers(join_input(mesh.rank(), 0)).square().mean().backward();
     auto alone = join_layers();
     for (const int rank : {0, 1}) (alone(join_input(rank, 0)).square().mean() / 2).backward();
-    EXPECT_TRUE(torch::allclose(layers->up->weight.grad(), alone->up->weight.grad(), 1e-10, 1e-10));
+    EXPECT_TRUE(
+        testing::allclose(layers->up->weight.grad(), alone->up->weight.grad(), 1e-10, 1e-10));
   });
 }
 
@@ -276,7 +278,7 @@ TEST(Join, LeavesNoHooksBehind) {
       layers->up->weight.remove_hook(*own);
       layers->zero_grad();
       layers(join_input(mesh.rank(), 1)).square().mean().backward();
-      EXPECT_TRUE(torch::allclose(tripled, 3 * layers->up->weight.grad()));
+      EXPECT_TRUE(testing::allclose(tripled, 3 * layers->up->weight.grad()));
     };
     layers(join_input(mesh.rank(), 0)).square().mean().backward();
     const auto before = hooks_of(layers->up->weight);
@@ -319,13 +321,13 @@ TEST(Join, StandInsLeaveBuffersAsTheyWere) {
       ASSERT_TRUE(join.next(mesh.rank() == 0));
       call_module(net, join_input(mesh.rank(), 0)).square().mean().backward();
       seen = means();
-      EXPECT_FALSE(torch::equal(seen, before));
+      EXPECT_FALSE(testing::equal(seen, before));
       ASSERT_TRUE(join.next(mesh.rank() == 0));
-      EXPECT_TRUE(torch::equal(means(), mesh.rank() == 0 ? seen : before));
+      EXPECT_TRUE(testing::equal(means(), mesh.rank() == 0 ? seen : before));
       call_module(net, join_input(mesh.rank(), 1)).square().mean().backward();
       seen = means();
     }
-    EXPECT_TRUE(torch::equal(means(), mesh.rank() == 0 ? seen : before));
+    EXPECT_TRUE(testing::equal(means(), mesh.rank() == 0 ? seen : before));
   });
 }
 
@@ -341,7 +343,7 @@ TEST(Join, BuffersComeBackWhenTheyAreAskedFor) {
     ASSERT_TRUE(join.next(mesh.rank() == 0));
     call_module(net, join_input(mesh.rank(), 0)).square().mean().backward();
     join.restore_buffers();
-    EXPECT_EQ(torch::equal(net->named_buffers()["1.running_mean"], before), mesh.rank() == 1);
+    EXPECT_EQ(testing::equal(net->named_buffers()["1.running_mean"], before), mesh.rank() == 1);
   });
 }
 
@@ -436,14 +438,14 @@ TEST(Join, StandInsDoNotCountInSyncBatchNorm) {
           torch::full({3, 4}, std::numeric_limits<double>::quiet_NaN(), torch::kDouble)
               .requires_grad_();
       const auto output = call_module(norm, is_active ? input : stand_in);
-      (output * weights).sum().backward();
+      (output * weights.to(output.device())).sum().backward();
       if (is_active) {
-        EXPECT_TRUE(torch::allclose(output, expected, 1e-12, 1e-12));
-        EXPECT_TRUE(torch::allclose(input.grad(), same.grad(), 1e-12, 1e-12));
+        EXPECT_TRUE(testing::allclose(output, expected, 1e-12, 1e-12));
+        EXPECT_TRUE(testing::allclose(input.grad(), same.grad(), 1e-12, 1e-12));
       }
     }
-    EXPECT_TRUE(torch::allclose(norm->running_mean, alone->running_mean, 1e-12, 1e-12));
-    EXPECT_TRUE(torch::allclose(norm->running_var, alone->running_var, 1e-12, 1e-12));
+    EXPECT_TRUE(testing::allclose(norm->running_mean, alone->running_mean, 1e-12, 1e-12));
+    EXPECT_TRUE(testing::allclose(norm->running_var, alone->running_var, 1e-12, 1e-12));
     EXPECT_TRUE(norm->counts);
   });
 }
@@ -486,8 +488,8 @@ TEST(Join, EqualsPyTorchsJoin) {
       }
       const auto end = golden.at(by_all ? "by all ranks" : "by those with input");
       for (const auto& entry : model->named_parameters()) {
-        EXPECT_TRUE(torch::allclose(entry.value(), tensor_of(end.at(entry.key()).as_tensor()),
-                                    1e-10, 1e-10))
+        EXPECT_TRUE(testing::allclose(entry.value(), tensor_of(end.at(entry.key()).as_tensor()),
+                                      1e-10, 1e-10))
             << entry.key();
       }
     });

@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "fsdp/step/schedule_entry.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
@@ -69,7 +70,7 @@ TEST(LifeCycle, OfAUnitThatIsFrozenAsAWhole_L60_T13) {
       EXPECT_EQ(mine.defined(), whole.defined()) << parameter.name();
       if (!mine.defined()) continue;
       EXPECT_TRUE(
-          torch::allclose(mine, whole.narrow(0, parameter.offset, mine.size(0)), 1e-4, 1e-6))
+          testing::allclose(mine, whole.narrow(0, parameter.offset, mine.size(0)), 1e-4, 1e-6))
           << parameter.name();
     }
   });
@@ -91,8 +92,8 @@ TEST(LifeCycle, GradientSyncOfOneUnitAlone_F24) {
     loss_of(once, batch_of(0, 0, mesh)).backward();
     const auto expected = sharded_parameters(once);
     for (const auto* name : {"head.weight", "block0.up.weight"}) {
-      EXPECT_TRUE(torch::allclose(named(parameters, name).local.grad(),
-                                  2 * named(expected, name).local.grad(), 1e-5, 1e-7));
+      EXPECT_TRUE(testing::allclose(named(parameters, name).local.grad(),
+                                    2 * named(expected, name).local.grad(), 1e-5, 1e-7));
     }
   });
 }
@@ -100,6 +101,7 @@ TEST(LifeCycle, GradientSyncOfOneUnitAlone_F24) {
 TEST(LifeCycle, IgnoredParametersStayWhole_F7) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = make_net({});
+    testing::move_to(mesh.device(), *net->head);
     fully_shard(net, mesh, {.ignored_parameters = {net->head->weight}});
     const auto head = named(sharded_parameters(net), "head.weight");
     EXPECT_FALSE(head.sharded);
@@ -156,16 +158,17 @@ TEST(LifeCycle, InsideAModuleThatIsNotSharded_SD6_CG4) {
     Around around;
     for (auto& block : around->net->blocks) fully_shard(block, mesh);
     fully_shard(around->net, mesh);
+    testing::move_to(mesh.device(), *around->extra);
     const auto state = full_state_dict(around);
     for (const auto& entry : plain->named_parameters()) {
       ASSERT_TRUE(state.contains(entry.key())) << entry.key();
-      EXPECT_TRUE(torch::equal(state[entry.key()], entry.value().detach())) << entry.key();
+      EXPECT_TRUE(testing::equal(state[entry.key()], entry.value().detach())) << entry.key();
     }
     // The same batch on all ranks: the gradients of what is not sharded are alike.
     loss_of(around, batch(0, 0, 1)).backward();
     EXPECT_NEAR(clip_grad_norm(sharded_parameters(around), 0.1), expected, 1e-5 * expected);
     EXPECT_TRUE(
-        torch::allclose(around->extra->weight.grad(), plain->extra->weight.grad(), 1e-4, 1e-7));
+        testing::allclose(around->extra->weight.grad(), plain->extra->weight.grad(), 1e-4, 1e-7));
   });
 }
 
@@ -241,7 +244,8 @@ void expect_gradients_of(const Tail& plain, const Tail& sharded) {
     const auto whole = named(expected, parameter.name()).local.grad();
     const auto& mine = parameter.local.grad();
     ASSERT_TRUE(mine.defined()) << parameter.name();
-    EXPECT_TRUE(torch::allclose(mine, whole.narrow(0, parameter.offset, mine.size(0)), 1e-4, 1e-6))
+    EXPECT_TRUE(
+        testing::allclose(mine, whole.narrow(0, parameter.offset, mine.size(0)), 1e-4, 1e-6))
         << parameter.name();
   }
 }
@@ -321,7 +325,7 @@ TEST(Broadcast, SplitsWhatIsTooLargeForAMessage_K4) {
       detail::broadcast_from_first(tensors, mesh, bytes);
       EXPECT_EQ(broadcasts, messages);
       for (int i = 0; i < 3; ++i)
-        EXPECT_TRUE(torch::equal(tensors[i], torch::full({1000}, static_cast<float>(i))));
+        EXPECT_TRUE(testing::equal(tensors[i], torch::full({1000}, static_cast<float>(i))));
     }
     at::removeCallback(handle);
   });
@@ -372,9 +376,9 @@ TEST(LifeCycle, IntegersAreNeitherCastNorReduced_P6) {
     const auto y = call_module(table, x);
     EXPECT_EQ(sharded_parameters(table)[0].local.scalar_type(), at::kLong);
     y.to(torch::kFloat).sum().backward();
-    EXPECT_TRUE(torch::equal(x.grad(), torch::ones({6})));
+    EXPECT_TRUE(testing::equal(x.grad(), torch::ones({6})));
     EXPECT_EQ(unit_reports(table)[0].reductions, 0u);
-    EXPECT_TRUE(torch::equal(full_state_dict(table)["places"], places));
+    EXPECT_TRUE(testing::equal(full_state_dict(table)["places"], places));
   });
 }
 
@@ -433,8 +437,8 @@ TEST(Fsdp1LifeCycle, RankZerosStatesFirstWhenAsked_C11_HY6) {
           hybrid ? FullyShardedDataParallel<nn::BatchNorm1d>(norm, mesh.split(2), options)
                  : FullyShardedDataParallel<nn::BatchNorm1d>(norm, mesh, options);
       const auto state = full_state_dict(model.module());
-      EXPECT_TRUE(torch::equal(state["weight"], torch::full({6}, 5.0f)));
-      EXPECT_TRUE(torch::equal(state["running_mean"], torch::full({6}, 7.0f)));
+      EXPECT_TRUE(testing::equal(state["weight"], torch::full({6}, 5.0f)));
+      EXPECT_TRUE(testing::equal(state["running_mean"], torch::full({6}, 7.0f)));
     }
   });
 }
@@ -464,7 +468,7 @@ TEST(Fsdp1LifeCycle, OriginalParametersAreFrozenAndUnusedOneByOne_UO1_UO6) {
       auto expected = entry.value().detach().clone();
       if (entry.value().grad().defined())
         expected -= (expected.dim() > 1 ? 0.2 : 0.05) * entry.value().grad();
-      EXPECT_TRUE(torch::allclose(state[entry.key()], expected, 1e-4, 1e-6)) << entry.key();
+      EXPECT_TRUE(testing::allclose(state[entry.key()], expected, 1e-4, 1e-6)) << entry.key();
     }
   });
 }

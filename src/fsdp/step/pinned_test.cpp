@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
@@ -60,7 +61,7 @@ TEST_P(Pinned, ValuesThatOneRankAloneHoldsAreGatheredByAll) {
       fully_shard(row, mesh);
       unshard(row);
       alone->linear->bias.set_data(torch::full({1}, 9.F));
-      row->linear->bias.set_data(torch::full({1}, 9.F));
+      row->linear->bias.set_data(torch::full({1}, 9.F, mesh.device()));
       expect_everywhere(mesh, loss_of(row), loss_of(alone), "set_data");
       expect_everywhere(mesh, loss_of(row), loss_of(alone), "once more");
 
@@ -128,7 +129,7 @@ void expect_values_from_before(const Mesh& mesh, const ShardOptions& options, co
   step(sharded_parameters(wide));
   handle.wait();
   for (const auto& [name, value] : values_of(*wide)) {
-    EXPECT_TRUE(torch::equal(value, before.at(name).to(value.scalar_type())))
+    EXPECT_TRUE(testing::equal(value, before.at(name).to(value.scalar_type())))
         << name << ", rank " << mesh.rank();
   }
   reshard(wide);
@@ -189,7 +190,7 @@ TEST_P(Pinned, AGatherUnderWayKeepsTheValuesOfItsMoment) {
       }
       handle.wait();
       for (const auto& [name, value] : values_of(*net->b))
-        EXPECT_TRUE(torch::equal(value, before.at(name))) << name << ", rank " << mesh.rank();
+        EXPECT_TRUE(testing::equal(value, before.at(name))) << name << ", rank " << mesh.rank();
     });
   }
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "conformance/forwarding_group.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/ddp.h"
 #include "tessera/fsdp.h"
@@ -86,8 +87,8 @@ void expect_gradients(const Model& net, const std::map<std::string, torch::Tenso
     if (found == expected.end()) continue;
     EXPECT_EQ(entry.value().grad().scalar_type(), entry.value().scalar_type()) << entry.key();
     const bool is_short = entry.value().scalar_type() == torch::kBFloat16;
-    EXPECT_TRUE(torch::allclose(entry.value().grad().to(torch::kDouble), found->second,
-                                is_short ? 2e-2 : 1e-4, 1e-6))
+    EXPECT_TRUE(testing::allclose(entry.value().grad().to(torch::kDouble), found->second,
+                                  is_short ? 2e-2 : 1e-4, 1e-6))
         << entry.key();
   }
 }
@@ -339,7 +340,7 @@ TEST(ReplicateFrozen, BetweenTwoForwards) {
     EXPECT_NO_THROW((first + second).backward());
     auto expected = torch::zeros({2, 4});
     for (int rank = 0; rank < 4; ++rank) expected += input_of(rank).sum(0) / 2;
-    EXPECT_TRUE(torch::allclose(net->weight.grad(), expected, 1e-5, 1e-5));
+    EXPECT_TRUE(testing::allclose(net->weight.grad(), expected, 1e-5, 1e-5));
   });
 }
 

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
@@ -203,6 +204,7 @@ TEST(ResultThatIsALeaf, OfTheCallersOwnHasItsGradient) {
 TEST(ResultThatIsAParameter, MayBeIgnored) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = handed_out();
+    testing::move_to(mesh.device(), {net->embedding->weight});
     fully_shard(net, mesh, {.ignored_parameters = {net->embedding->weight}});
     for (int step = 0; step < kPasses; ++step) {
       loss_of(net, 0).backward();

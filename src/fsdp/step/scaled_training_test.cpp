@@ -29,7 +29,7 @@ testing::Net sharded_net(const Mesh& mesh, const MixedPrecision& precision) {
 torch::Tensor loss_of(testing::Net& net, const Mesh& mesh) {
   const auto tokens = torch::arange(mesh.rank(), mesh.rank() + 6) % testing::kVocabulary;
   const auto logits = net(tokens).to(torch::kFloat);
-  return torch::cross_entropy_loss(logits, (tokens + 1) % testing::kVocabulary);
+  return torch::cross_entropy_loss(logits, (tokens + 1).to(mesh.device()) % testing::kVocabulary);
 }
 
 struct ScaledRun {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
@@ -306,7 +307,7 @@ TEST(UnitControls, ReductionsMayOutliveABackward_F23) {
     const auto mine = sharded_parameters(net);
     const auto theirs = sharded_parameters(expected);
     for (std::size_t i = 0; i < mine.size(); ++i)
-      EXPECT_TRUE(torch::equal(mine[i].local.grad(), theirs[i].local.grad())) << mine[i].name();
+      EXPECT_TRUE(testing::equal(mine[i].local.grad(), theirs[i].local.grad())) << mine[i].name();
   });
 }
 
@@ -330,7 +331,7 @@ TEST(UnitControls, SumsOverCopiesCanWait_F25) {
     const auto mine = sharded_parameters(net);
     const auto theirs = sharded_parameters(expected);
     for (std::size_t i = 0; i < mine.size(); ++i) {
-      EXPECT_TRUE(torch::allclose(mine[i].local.grad(), theirs[i].local.grad(), 1e-5, 1e-7))
+      EXPECT_TRUE(testing::allclose(mine[i].local.grad(), theirs[i].local.grad(), 1e-5, 1e-7))
           << mine[i].name();
     }
   });
@@ -343,11 +344,11 @@ TEST(UnitControls, FactorAndHookActOnTheSum_F30_F32) {
     const auto weight = sharded_parameters(linear)[0].local;
     set_gradient_divide_factor(linear, 4);
     call_module(linear, torch::ones({1, 2})).sum().backward();
-    EXPECT_TRUE(torch::equal(weight.grad(), torch::full_like(weight, 0.5)));
+    EXPECT_TRUE(testing::equal(weight.grad(), torch::full_like(weight, 0.5)));
     linear->zero_grad();
     set_all_reduce_hook(linear, [](torch::Tensor& sum) { sum.add_(6); });  // 2 + 6
     call_module(linear, torch::ones({1, 2})).sum().backward();
-    EXPECT_TRUE(torch::equal(weight.grad(), torch::full_like(weight, 2)));
+    EXPECT_TRUE(testing::equal(weight.grad(), torch::full_like(weight, 2)));
     EXPECT_THAT(error_of([&] { set_gradient_divide_factor(linear, 0); }), HasSubstr("positive"));
     linear->zero_grad();
   });
@@ -364,8 +365,8 @@ TEST(UnitControls, UnitsThatNeedNoParametersInBackward_F37) {
     const auto parameter = sharded_parameters(table)[0];
     const auto expected = torch::tensor(
         {{.5f, .5f, .5f}, {.5f, .5f, .5f}, {0.f, 0.f, 0.f}, {0.f, 0.f, 0.f}, {1.f, 1.f, 1.f}});
-    EXPECT_TRUE(torch::equal(parameter.local.grad(),
-                             expected.narrow(0, parameter.offset, parameter.local.size(0))));
+    EXPECT_TRUE(testing::equal(parameter.local.grad(),
+                               expected.narrow(0, parameter.offset, parameter.local.size(0))));
   });
 }
 
@@ -438,7 +439,7 @@ TEST(UnitControls, CollectivesMayBeTheUsers_F29) {
     EXPECT_EQ(reductions, 1);
     const auto mine = sharded_parameters(net), theirs = sharded_parameters(expected);
     for (std::size_t i = 0; i < mine.size(); ++i)
-      EXPECT_TRUE(torch::equal(mine[i].local.grad(), theirs[i].local.grad())) << mine[i].name();
+      EXPECT_TRUE(testing::equal(mine[i].local.grad(), theirs[i].local.grad())) << mine[i].name();
     auto whole = make_net({});
     replicate(whole, mesh);
     EXPECT_THAT(error_of([&] { set_custom_all_gather(whole, {}); }),

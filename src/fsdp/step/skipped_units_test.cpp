@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
@@ -135,8 +136,8 @@ void expect_deep_reference(DeepKind kind, int ranks, bool differ, const Wait& wa
     }
     const auto full = full_state_dict(deep);
     for (const auto& parameter : expected->named_parameters()) {
-      EXPECT_TRUE(
-          torch::allclose(full[parameter.key()], parameter.value().detach(), tolerance, tolerance))
+      EXPECT_TRUE(testing::allclose(full[parameter.key()], parameter.value().detach(), tolerance,
+                                    tolerance))
           << parameter.key() << " on rank " << mesh.rank();
     }
   });

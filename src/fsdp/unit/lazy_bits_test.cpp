@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/state/redistribute.h"
+#include "fsdp/testing/any_device.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
@@ -99,7 +100,7 @@ void expect_gradients(BitsKind kind, at::ScalarType type, bool first_alone,
     }
     const auto parameter = sharded_parameters(module)[0];
     const auto expected = part_of(plain->w.grad(), parameter);
-    EXPECT_TRUE(torch::allclose(parameter.local.grad().clone(), expected, 1e-9, 1e-9))
+    EXPECT_TRUE(testing::allclose(parameter.local.grad().clone(), expected, 1e-9, 1e-9))
         << parameter.local.grad().clone() << expected;
   });
 }
@@ -136,8 +137,8 @@ TEST(LazyBits, ParametersAndBuffersAreWhatTheyAre) {
   const auto w = drawn(type, 2), b = drawn(type, 3), none = torch::zeros({4, 3}, type);
   const auto expect_held = [&](Held& held) {
     const auto full = full_state_dict(held);
-    EXPECT_TRUE(torch::equal(full["w"], w.conj()));
-    EXPECT_TRUE(torch::equal(full["b"], b.conj()));
+    EXPECT_TRUE(testing::equal(full["w"], w.conj()));
+    EXPECT_TRUE(testing::equal(full["b"], b.conj()));
   };
   run_mesh(2, [&](Mesh& mesh) {
     for (const auto kind : {BitsKind::fully_shard, BitsKind::replicate, BitsKind::hybrid}) {
@@ -167,7 +168,7 @@ TEST(LazyBits, ParametersAndBuffersAreWhatTheyAre) {
     auto sum = at::_neg_view(torch::ones({2}, type));
     if (mesh.rank() == 1) sum = sum.resolve_neg();
     mesh.all_reduce_sum(sum);
-    EXPECT_TRUE(torch::equal(sum, torch::full({2}, -2.0, type)));
+    EXPECT_TRUE(testing::equal(sum, torch::full({2}, -2.0, type)));
   });
 }
 
@@ -182,9 +183,9 @@ TEST(LazyBits, AnyStateDictHasThem) {
         set_state_dict_type(*one, {.type = type});
       }
       load_state_dict(empty, state_dict(held));
-      EXPECT_TRUE(torch::equal(empty->b, b.conj()));
+      EXPECT_TRUE(testing::equal(empty->b, b.conj()));
       load_state_dict(held, state_dict(empty));
-      EXPECT_TRUE(torch::equal(held->b, b.conj()));
+      EXPECT_TRUE(testing::equal(held->b, b.conj()));
     }
   });
 }
@@ -195,10 +196,10 @@ TEST(LazyBits, PiecesOfLeavesHaveThem) {
   const auto leaf = detail::chunk_leaf(conjugate, {4, 3}, {{0, 0}, {4, 3}});
   const auto& piece = leaf.pieces.front();
   EXPECT_TRUE(piece.conj);
-  EXPECT_TRUE(torch::equal(detail::tensor_of_piece(leaf, piece), conjugate));
+  EXPECT_TRUE(testing::equal(detail::tensor_of_piece(leaf, piece), conjugate));
   auto moved = leaf;
   moved.pieces.front() = detail::piece_in(piece, detail::tensor_of_piece(leaf, piece).clone());
-  EXPECT_TRUE(torch::equal(detail::tensor_of_piece(moved, moved.pieces.front()), conjugate));
+  EXPECT_TRUE(testing::equal(detail::tensor_of_piece(moved, moved.pieces.front()), conjugate));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "fsdp/state/model_state.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
@@ -51,10 +52,10 @@ void expect_reference(const Mesh& mesh, const ShardOptions& options) {
   for (const auto& parameter : parameters) {
     const auto& whole = expected.parameters.at(parameter.name());
     const auto rows = parameter.local.size(parameter.dim);
-    EXPECT_TRUE(torch::allclose(parameter.local.detach(),
-                                whole.narrow(parameter.dim, parameter.offset, rows), 1e-5, 1e-6))
+    EXPECT_TRUE(testing::allclose(parameter.local.detach(),
+                                  whole.narrow(parameter.dim, parameter.offset, rows), 1e-5, 1e-6))
         << parameter.name();
-    EXPECT_TRUE(torch::allclose(state[parameter.name()], whole, 1e-5, 1e-6)) << parameter.name();
+    EXPECT_TRUE(testing::allclose(state[parameter.name()], whole, 1e-5, 1e-6)) << parameter.name();
   }
 }
 
@@ -89,8 +90,8 @@ TEST(Placement, OfOneParameterIsSeenEverywhere_F4) {
     const auto weight = sharded_parameters(linear)[0];
     EXPECT_EQ(weight.dim, 1);
     EXPECT_EQ(weight.offset, 2 * mesh.rank());
-    EXPECT_TRUE(torch::equal(weight.local.detach(),
-                             torch::arange(12).view({3, 4}).narrow(1, weight.offset, 2)));
+    EXPECT_TRUE(testing::equal(weight.local.detach(),
+                               torch::arange(12).view({3, 4}).narrow(1, weight.offset, 2)));
     const auto state = model_state(linear);
     const auto& box = std::get<Box>(state.at("weight").as_tensor().pieces.at(0).slice);
     EXPECT_EQ(box.offsets, (Shape{0, weight.offset}));
@@ -186,7 +187,8 @@ TEST(Calls, OfOtherMethodsAreSeen_F42) {
     Coder coder;
     auto x = torch::ones({2, 4});
     const auto expected = coder->encode(x).detach();
-    EXPECT_TRUE(torch::equal(call_method(&CoderImpl::encode, coder, x), expected));  // no unit yet
+    EXPECT_TRUE(
+        testing::equal(call_method(&CoderImpl::encode, coder, x), expected));  // no unit yet
     sync_module_states(coder, mesh);
     fully_shard(coder, mesh, {.reshard_after_forward = true});
     const auto code = call_method(&CoderImpl::encode, coder, x);

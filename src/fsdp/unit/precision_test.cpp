@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fsdp/state/model_state.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
@@ -111,7 +112,7 @@ TEST(MixedPrecision, ReducesInTheReduceDtype_MP1) {
       const auto parameters = sharded_parameters(probe);
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         const auto mine = expected[i].narrow(0, parameters[i].offset, parameters[i].local.size(0));
-        EXPECT_TRUE(torch::equal(parameters[i].local.grad(), mine)) << parameters[i].name();
+        EXPECT_TRUE(testing::equal(parameters[i].local.grad(), mine)) << parameters[i].name();
       }
     });
   }
@@ -134,7 +135,7 @@ TEST(MixedPrecision, AccumulatesInTheReduceDtypeWithoutSync_P10) {
     }
     backward(1);
     const auto bias = sharded_parameters(probe)[1];
-    EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 2 * 257.0)));
+    EXPECT_TRUE(testing::equal(bias.local.grad(), torch::full_like(bias.local, 2 * 257.0)));
   });
 }
 
@@ -156,7 +157,7 @@ TEST(MixedPrecision, HalfSumsAreDividedOnBothSides_GD1) {
     // Two ranks' 40000 overflow half as a sum and not as a mean.
     (probe(half_input_of(mesh.rank()), torch::tensor({1, 0})).sum() * 20000.0).backward();
     const auto bias = sharded_parameters(probe)[1];
-    EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 40000.0)));
+    EXPECT_TRUE(testing::equal(bias.local.grad(), torch::full_like(bias.local, 40000.0)));
   });
 }
 
@@ -194,7 +195,7 @@ TEST(MixedPrecision, GradientsStayLowWhenAskedTo_O4_MP9) {
     }
     optimizer.step();
     EXPECT_TRUE(
-        torch::allclose(before - parameters[1].local.detach(), torch::full_like(before, 4.0f)));
+        testing::allclose(before - parameters[1].local.detach(), torch::full_like(before, 4.0f)));
   });
 }
 
@@ -208,9 +209,11 @@ TEST(MixedPrecision, GradientsThatStayLowAreRoundedOnce_O4) {
                                      .keep_low_precision_grads = true}});
     // Exact in bfloat16, and three times as much is not.
     const auto mine = torch::arange(193, 256, torch::kFloat);
-    (call_module(linear, torch::ones({1, 1})) * mine.to(torch::kBFloat16)).sum().backward();
+    (call_module(linear, torch::ones({1, 1})) * mine.to(mesh.device(), torch::kBFloat16))
+        .sum()
+        .backward();
     const auto once = mine.narrow(0, 21 * mesh.rank(), 21).to(torch::kBFloat16);
-    EXPECT_TRUE(torch::equal(sharded_parameters(linear)[0].local.grad().view({-1}), once));
+    EXPECT_TRUE(testing::equal(sharded_parameters(linear)[0].local.grad().view({-1}), once));
   });
 }
 
@@ -245,7 +248,7 @@ TEST(MixedPrecision, AdamWTakesGradientsThatStayLow_O4) {
         optimizer.step();
         same.step();
         for (std::size_t i = 0; i < parameters.size(); ++i) {
-          EXPECT_TRUE(torch::allclose(parameters[i].local.detach(), expected[i].detach(), 1e-5))
+          EXPECT_TRUE(testing::allclose(parameters[i].local.detach(), expected[i].detach(), 1e-5))
               << parameters[i].name() << " in step " << step;
           EXPECT_EQ(parameters[i].local.grad().scalar_type(), at::kBFloat16);
         }
@@ -300,7 +303,7 @@ TEST(Options, GradientsAreDividedByTheFactorAsked_F32) {
     fully_shard(probe, mesh, {.gradient_divide_factor = 1.0});
     probe(half_input_of(mesh.rank()), torch::tensor({1, 0})).sum().backward();
     const auto bias = sharded_parameters(probe)[1];
-    EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 4.0)));
+    EXPECT_TRUE(testing::equal(bias.local.grad(), torch::full_like(bias.local, 4.0)));
   });
 }
 
@@ -319,7 +322,7 @@ TEST(MixedPrecision, TravelsInItsDtypes_MP2) {
     EXPECT_EQ(counts.reduced_in, std::vector{at::kHalf});
     // What is asked for whole comes from the shards as they are (MP3).
     const auto before = make_probe();
-    EXPECT_TRUE(torch::equal(full_state_dict(probe)["linear.weight"], before->linear->weight));
+    EXPECT_TRUE(testing::equal(full_state_dict(probe)["linear.weight"], before->linear->weight));
   });
 }
 
@@ -343,7 +346,7 @@ TEST(MixedPrecision, IsOffInEvaluationWhereAskedTo_MP3_L42_L43) {
     train();
     probe->eval();
     const torch::NoGradGuard no_grad_here;
-    EXPECT_TRUE(torch::equal(probe(half_input_of(0), places), expected));
+    EXPECT_TRUE(testing::equal(probe(half_input_of(0), places), expected));
     EXPECT_EQ(probe->weight, at::kFloat);
     EXPECT_EQ(probe->input, at::kFloat);
     EXPECT_EQ(probe->table.scalar_type(), at::kFloat);
@@ -377,7 +380,7 @@ TEST(MixedPrecision, OfWholeParametersSumsInTheReduceDtype_L56_MP9) {
           const auto& mine = parameters[i].local.grad();
           EXPECT_EQ(mine.scalar_type(), keep_low ? at::kBFloat16 : at::kFloat);
           const auto expected = gradients[i].view({-1}).to(mine.scalar_type());
-          EXPECT_TRUE(torch::equal(mine.view({-1}), expected)) << parameters[i].name();
+          EXPECT_TRUE(testing::equal(mine.view({-1}), expected)) << parameters[i].name();
         }
       });
     }

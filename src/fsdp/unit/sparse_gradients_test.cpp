@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/ddp.h"
@@ -87,7 +88,7 @@ void expect_sparse(Tables& net, const std::vector<torch::Tensor>& expected) {
       EXPECT_TRUE(gradient.is_coalesced()) << i;
     }
     const auto dense = is_table ? gradient.to_dense() : gradient;
-    EXPECT_TRUE(torch::allclose(dense, expected[i], 1e-10, 1e-12)) << i << dense << expected[i];
+    EXPECT_TRUE(testing::allclose(dense, expected[i], 1e-10, 1e-12)) << i << dense << expected[i];
   }
 }
 
@@ -152,7 +153,7 @@ TEST(SparseGradients, OfUnitsOfTheirOwn) {
     for (const int rank : {0, 1}) (alone->forward(ids_of(rank, 0)) / 2).backward();
     const auto gradient = net->words->weight.grad();
     ASSERT_TRUE(gradient.is_sparse());
-    EXPECT_TRUE(torch::allclose(gradient.to_dense(), alone->words->weight.grad().to_dense()));
+    EXPECT_TRUE(testing::allclose(gradient.to_dense(), alone->words->weight.grad().to_dense()));
   });
 }
 
@@ -166,7 +167,7 @@ TEST(SparseGradients, OfARankThatUsesNoRow) {
     (alone(ids_of(1, 0)) / 2).backward();
     const auto gradient = net->words->weight.grad();
     ASSERT_TRUE(gradient.is_sparse());
-    EXPECT_TRUE(torch::allclose(gradient.to_dense(), alone->words->weight.grad().to_dense()));
+    EXPECT_TRUE(testing::allclose(gradient.to_dense(), alone->words->weight.grad().to_dense()));
   });
 }
 
@@ -189,7 +190,7 @@ TEST(SparseGradients, TrainLikeOneProcess) {
         other.step();
       }
       for (std::size_t i = 0; i < alone->parameters().size(); ++i)
-        EXPECT_TRUE(torch::allclose(model->parameters()[i], alone->parameters()[i], 1e-6, 1e-8));
+        EXPECT_TRUE(testing::allclose(model->parameters()[i], alone->parameters()[i], 1e-6, 1e-8));
     });
   }
 }
@@ -204,7 +205,7 @@ TEST(SparseGradients, AreDividedAsIsAsked) {
       auto expected = mean_of_dense({0, 1}, ranks);
       for (auto& gradient : expected) gradient.mul_(ranks / 5.0);
       const auto dense = net->words->weight.grad().to_dense();
-      EXPECT_TRUE(torch::allclose(dense, expected[0], 1e-10, 1e-12));
+      EXPECT_TRUE(testing::allclose(dense, expected[0], 1e-10, 1e-12));
     });
   }
 }
@@ -235,7 +236,7 @@ TEST(SparseGradients, OfTiedTablesAreDense) {
     for (const int rank : {0, 1}) (alone(ids_of(rank, 0)) / 2).backward();
     const auto gradient = net->words->weight.grad();
     ASSERT_FALSE(gradient.is_sparse());
-    EXPECT_TRUE(torch::allclose(gradient, alone->words->weight.grad(), 1e-4, 1e-5));
+    EXPECT_TRUE(testing::allclose(gradient, alone->words->weight.grad(), 1e-4, 1e-5));
   });
 }
 

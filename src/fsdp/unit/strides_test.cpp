@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
@@ -236,7 +237,7 @@ torch::Tensor held_rows(const ShardedParameter& parameter, const torch::Tensor& 
 
 void expect_equal(const torch::Tensor& found, const torch::Tensor& wanted,
                   const std::string& what) {
-  EXPECT_TRUE(torch::allclose(found, wanted, 1e-5, 1e-6)) << what;
+  EXPECT_TRUE(testing::allclose(found, wanted, 1e-5, 1e-6)) << what;
 }
 
 void expect_untouched(const Laid& laid, const std::string& what) {
@@ -253,8 +254,8 @@ void expect_state_moves(const std::vector<ShardedParameter>& parameters, const A
     second.set_state(0, i,
                      {state.step.clone(), state.exp_avg.contiguous().clone(),
                       state.exp_avg_sq.contiguous().clone()});
-    EXPECT_TRUE(torch::equal(second.state(0, i).exp_avg, state.exp_avg)) << i;
-    EXPECT_TRUE(torch::equal(second.state(0, i).exp_avg_sq, state.exp_avg_sq)) << i;
+    EXPECT_TRUE(testing::equal(second.state(0, i).exp_avg, state.exp_avg)) << i;
+    EXPECT_TRUE(testing::equal(second.state(0, i).exp_avg_sq, state.exp_avg_sq)) << i;
   }
 }
 
@@ -337,7 +338,7 @@ TEST(AdamWMemory, RefusesWhatItCannotUpdateBeforeItUpdatesAny) {
     const auto text = error_of([&] { optimizer.step(); });
     EXPECT_THAT(text, HasSubstr(bad.text));
     EXPECT_THAT(text, HasSubstr("p1"));
-    EXPECT_TRUE(torch::equal(parameters[0].local, torch::ones({3})));
+    EXPECT_TRUE(testing::equal(parameters[0].local, torch::ones({3})));
     EXPECT_FALSE(optimizer.state(0, 0).defined());
     torch::optim::AdamW theirs(local_tensors(parameters));
     EXPECT_ANY_THROW(theirs.step());
@@ -368,7 +369,7 @@ TEST(AdamWMemory, ParametersThatOverlapHaveStatesOfTheirOwn) {
     return torch::optim::AdamW(local_tensors(parameters),
                                torch::optim::AdamWOptions(kRate).weight_decay(kDecay));
   });
-  EXPECT_TRUE(torch::allclose(ours, theirs, 1e-5, 1e-6));
+  EXPECT_TRUE(testing::allclose(ours, theirs, 1e-5, 1e-6));
 }
 
 }  // namespace

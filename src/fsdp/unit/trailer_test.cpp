@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/unit/grad_reducer.h"
 #include "tessera/fsdp.h"
 #include "tessera/unit_controls.h"
@@ -117,7 +118,7 @@ TEST(Trailer, CountsNoBackwards_F25) {
       ASSERT_TRUE(gradient.defined());
       // As exact as 300 additions in the type are.
       const double error = type == at::kFloat ? 1e-5 : type == at::kHalf ? 0.1 : 0.5;
-      EXPECT_TRUE(torch::allclose(gradient, torch::ones_like(gradient), error)) << type;
+      EXPECT_TRUE(testing::allclose(gradient, torch::ones_like(gradient), error)) << type;
     });
   }
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fsdp/state/model_state.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "fsdp/unit/registry.h"
@@ -163,7 +164,7 @@ Trained train_pair(const Mesh& mesh, const Setting& setting, ShardLayout layout)
 void expect_same_state(const FullState& rows, const FullState& flat, const std::string& what) {
   ASSERT_EQ(rows.size(), flat.size()) << what;
   for (const auto& entry : rows)
-    EXPECT_TRUE(torch::equal(entry.value(), flat[entry.key()])) << what << " " << entry.key();
+    EXPECT_TRUE(testing::equal(entry.value(), flat[entry.key()])) << what << " " << entry.key();
 }
 
 class FlatLayout : public ::testing::TestWithParam<Setting> {};
@@ -279,7 +280,7 @@ TEST(FlatUnits, TrainAsOneProcess) {
       }
       const auto state = full_state_dict(net);
       for (const auto& [name, whole] : expected.parameters)
-        EXPECT_TRUE(torch::allclose(state[name], whole, 1e-5, 1e-6)) << name;
+        EXPECT_TRUE(testing::allclose(state[name], whole, 1e-5, 1e-6)) << name;
       for (const auto& [name, norm] : norms_by_name(parameters, NormOf::parameters)) {
         const auto whole = expected.parameters.at(name).norm().item<double>();
         EXPECT_NEAR(norm, whole, 2e-5 * whole + 1e-6) << name;
@@ -300,7 +301,7 @@ TEST(FlatUnits, AreDescribedByTheElementsThatARankHolds) {
       ASSERT_EQ(local.dim(), 1) << parameter.name();
       const auto& all = whole[parameter.name()];
       EXPECT_EQ(parameter.shape, all.sizes().vec());
-      EXPECT_TRUE(torch::equal(local, all.flatten().narrow(0, parameter.offset, local.numel())))
+      EXPECT_TRUE(testing::equal(local, all.flatten().narrow(0, parameter.offset, local.numel())))
           << parameter.name();
       EXPECT_TRUE(parameter.members.empty());
       if (local.numel() > 0)
@@ -365,7 +366,7 @@ TEST(FlatUnits, ShowWholeParametersAndKeepChanges) {
     }
     auto state = full_state_dict(pair);
     EXPECT_TRUE(
-        torch::equal(state["first.cube"], torch::arange(30, torch::kFloat).view({5, 3, 2})));
+        testing::equal(state["first.cube"], torch::arange(30, torch::kFloat).view({5, 3, 2})));
     EXPECT_EQ(state["second.one"].item<float>(), 9);
     for (auto& entry : state) entry.value().add_(1);
     load_full_state_dict(pair, state);
@@ -377,18 +378,18 @@ TEST(FlatUnits, AdoptReplacedTensors) {
   run_mesh(2, [](Mesh& mesh) {
     auto pair = make_pair();
     shard_pair(pair, mesh, {.layout = ShardLayout::flat}, /*is_hybrid=*/false);
-    pair->first->cube.set_data(torch::full({5, 3, 2}, 4.0F));
+    pair->first->cube.set_data(torch::full({5, 3, 2}, 4.0F, mesh.device()));
     auto parameters = sharded_parameters(pair);
     for (const auto& parameter : parameters) {
       if (parameter.name() == "first.cube") {
-        EXPECT_TRUE(torch::equal(parameter.local.detach(), torch::full_like(parameter.local, 4)));
+        EXPECT_TRUE(testing::equal(parameter.local.detach(), torch::full_like(parameter.local, 4)));
       }
       if (parameter.name() == "first.out.weight")
         parameter.local.set_data(torch::full_like(parameter.local.detach(), 5));
     }
     const auto state = full_state_dict(pair);
-    EXPECT_TRUE(torch::equal(state["first.cube"], torch::full({5, 3, 2}, 4.0F)));
-    EXPECT_TRUE(torch::equal(state["first.out.weight"], torch::full({3, 10}, 5.0F)));
+    EXPECT_TRUE(testing::equal(state["first.cube"], torch::full({5, 3, 2}, 4.0F)));
+    EXPECT_TRUE(testing::equal(state["first.out.weight"], torch::full({3, 10}, 5.0F)));
   });
 }
 
@@ -485,8 +486,8 @@ TEST(FlatUnits, TakeTypesThatRowsTake) {
     for (const auto type : {torch::kLong, torch::kBool, torch::kComplexFloat, torch::kDouble}) {
       Numbers module(type);
       fully_shard(module, mesh, {.layout = ShardLayout::flat});
-      EXPECT_TRUE(torch::equal(full_state_dict(module)["numbers"], torch::arange(5).to(type)));
-      EXPECT_TRUE(torch::equal(module(), torch::arange(5).to(type) * 2));
+      EXPECT_TRUE(testing::equal(full_state_dict(module)["numbers"], torch::arange(5).to(type)));
+      EXPECT_TRUE(testing::equal(module(), torch::arange(5).to(type) * 2));
     }
   });
 }
@@ -537,7 +538,7 @@ TEST(FlatUnits, MayChangeWhileTheyAreGathered) {
           }
           handle.wait();
           for (const auto& entry : pair->named_parameters())
-            EXPECT_TRUE(torch::equal(entry.value(), before[entry.key()])) << entry.key();
+            EXPECT_TRUE(testing::equal(entry.value(), before[entry.key()])) << entry.key();
         },
         std::chrono::seconds(30), same_host);
   }

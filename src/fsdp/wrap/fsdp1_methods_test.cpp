@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "fsdp/unit/grad_reducer.h"
 #include "tessera/error.h"
@@ -78,11 +79,9 @@ TEST(CommHooks, BuiltInOnesAverage_CH3) {
             ASSERT_EQ(mine[i].defined(), expected[i].defined());
             if (!mine[i].defined()) continue;  // this rank holds nothing of it
             ASSERT_EQ(mine[i].scalar_type(), torch::kFloat);
-            EXPECT_TRUE(torch::allclose(mine[i], expected[i], tolerance, tolerance / 10));
-            // A hook that casts is seen to.
-            if (tolerance > 1e-4 && mine[i].numel() > 20) {
-              EXPECT_FALSE(torch::equal(mine[i], expected[i]));
-            }
+            EXPECT_TRUE(testing::allclose(mine[i], expected[i], tolerance, tolerance / 10));
+            const bool is_cast = tolerance > 1e-4 && mine[i].numel() > 20;  // and it shows
+            EXPECT_FALSE(is_cast && testing::equal(mine[i], expected[i]));
           }
         }
       });
@@ -110,9 +109,8 @@ TEST(CommHooks, ReplaceDivisionAndGetWhatTravels_CH2_CH4) {
       });
       model(torch::ones({1, 4})).sum().backward();
       EXPECT_EQ(calls, 1);
-      for (const auto& parameter : model.parameters()) {
-        EXPECT_TRUE(torch::equal(parameter.local.grad(), torch::full_like(parameter.local, 7)));
-      }
+      for (const auto& parameter : model.parameters())
+        EXPECT_TRUE(testing::equal(parameter.local.grad(), torch::full_like(parameter.local, 7)));
     }
   });
 }
@@ -195,7 +193,7 @@ TEST(Fsdp1Methods, NoSyncPutsFlagsBack_M15_NS2_NS6) {
     const auto mine = gradients_of(model);
     const auto theirs = gradients_of(expected);
     for (std::size_t i = 0; i < mine.size(); ++i)
-      EXPECT_TRUE(torch::allclose(mine[i], theirs[i], 1e-5, 1e-7));
+      EXPECT_TRUE(testing::allclose(mine[i], theirs[i], 1e-5, 1e-7));
     try {
       const auto quiet = model.no_sync();
       throw std::runtime_error("in between");
@@ -236,8 +234,8 @@ TEST(Fsdp1Methods, ApplyChangesWholeParameters_M6) {
       }
     });
     const auto state = full_state_dict(model.module());
-    EXPECT_TRUE(torch::equal(state["block1.up.weight"],
-                             torch::arange(13 * kWidth).view({13, kWidth}).to(torch::kFloat)));
+    EXPECT_TRUE(testing::equal(state["block1.up.weight"],
+                               torch::arange(13 * kWidth).view({13, kWidth}).to(torch::kFloat)));
   });
 }
 
@@ -405,6 +403,7 @@ struct PartsImpl : nn::Module {
       : unit(linear, mesh, options) {
     register_module("unit", unit.module());
     norm = register_module("norm", nn::BatchNorm1d(2));
+    testing::move_to(mesh.device(), *norm);
   }
   torch::Tensor forward(const torch::Tensor& x) { return norm(unit(x)); }
 };
@@ -463,12 +462,14 @@ TESSERA_MODULE(Sharing);
 TEST(Fsdp1Ignored, WhatAUnitIgnoresUnitsAroundItIgnoreToo_IG4_L2_L3) {
   run_mesh(2, [](Mesh& mesh) {
     nn::Linear shared(2, 2);
+    testing::move_to(mesh.device(), {shared->weight});
     const FullyShardedOptions ignoring{.ignored_parameters = {shared->weight}};
     FullyShardedDataParallel<Sharing> sharing(Sharing(mesh, shared, ignoring), mesh);
     EXPECT_THAT(sharded_names(*sharing.module()), ::testing::ElementsAre("unit._flat_param"));
     sharing(torch::ones({1, 2})).sum().backward();
     EXPECT_TRUE(shared->weight.grad().defined());
     nn::Linear linear(2, 2);
+    testing::move_to(mesh.device(), {linear->bias});
     Parts parts(mesh, linear, FullyShardedOptions{.ignored_parameters = {linear->bias}});
     EXPECT_THAT(sharded_names(*parts), ::testing::ElementsAre("unit._flat_param"));
     const FullyShardedDataParallel<Parts> inner(parts, mesh,
@@ -567,7 +568,7 @@ TEST(OptimizerInBackward, StepsAsOneAfterIt_UO10_L58) {
       }
       const auto state = full_state_dict(inside);
       for (const auto& entry : full_state_dict(after))
-        EXPECT_TRUE(torch::equal(state[entry.key()], entry.value())) << entry.key();
+        EXPECT_TRUE(testing::equal(state[entry.key()], entry.value())) << entry.key();
     });
   }
 }
@@ -590,7 +591,7 @@ TEST(OptimizerInBackward, IsRefusedWhereGradientsHaveAnotherHome_UO10_L36) {
     apply_optimizer_in_backward(sharded_parameters(linear), make_sgd());
     const auto before = linear->weight.detach().clone();
     linear(torch::ones({1, 2})).sum().backward();
-    EXPECT_TRUE(torch::allclose(linear->weight, before - 0.2));
+    EXPECT_TRUE(testing::allclose(linear->weight, before - 0.2));
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "fsdp/state/model_state.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "layout/plan.h"
 #include "tessera/error.h"
@@ -101,7 +102,7 @@ TEST_P(Fsdp1, EqualsSingleProcessOnAllRanksData_T1) {
       for (const auto& held : held_by(parameter)) {
         const auto mine = expected.parameters.at(held.name).view({-1}).narrow(
             0, held.begin, held.elements.numel());
-        EXPECT_TRUE(torch::allclose(held.elements, mine, 1e-5, 1e-6)) << held.name;
+        EXPECT_TRUE(testing::allclose(held.elements, mine, 1e-5, 1e-6)) << held.name;
       }
     }
   });
@@ -137,7 +138,7 @@ TEST(Fsdp1Geometry, FlatParametersHoldTheUnitsEndToEnd_T2_FH2) {
     const auto chunk = (whole.numel() + 2) / 3;
     whole = torch::constant_pad_nd(whole, {0, 3 * chunk - whole.numel()});
     EXPECT_TRUE(
-        torch::equal(parameters[1].local.detach(), whole.narrow(0, chunk * mesh.rank(), chunk)));
+        testing::equal(parameters[1].local.detach(), whole.narrow(0, chunk * mesh.rank(), chunk)));
   });
 }
 
@@ -221,10 +222,10 @@ TEST(Fsdp1Geometry, ParametersThatAreNotContiguousKeepTheirValues_FH1_FH2_P1) {
       } else {
         fully_shard(linear, mesh);
       }
-      EXPECT_TRUE(torch::equal(full_state_dict(linear)["weight"], values));
+      EXPECT_TRUE(testing::equal(full_state_dict(linear)["weight"], values));
       const auto expected = torch::linear(torch::ones({1, 3}), values);
       const torch::NoGradGuard no_grad;
-      EXPECT_TRUE(torch::allclose(
+      EXPECT_TRUE(testing::allclose(
           call_module(linear, torch::ones({1, 3})) - full_state_dict(linear)["bias"], expected));
     }
   });
@@ -432,6 +433,7 @@ TEST(WrapPolicies, FrozenParametersBesideOthersAreRefusedOrWarnedOf_WP8) {
 TEST(Fsdp1Options, IgnoredParametersStayAsTheyAre_IG3) {
   run_mesh(2, [](Mesh& mesh) {
     Stack stack;
+    testing::move_to(mesh.device(), *stack);
     FullyShardedOptions options;
     options.ignored_modules = {stack->head.ptr()};
     options.ignored_parameters = {stack->body->ptr<nn::LinearImpl>(0)->bias};

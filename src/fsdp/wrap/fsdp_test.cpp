@@ -1,5 +1,6 @@
 // Training sharded gives the numbers of training whole (spec T1), with threads as ranks.
 #include "tessera/fsdp.h"
+#include "fsdp/testing/any_device.h"
 #include "tessera/trace.h"
 
 #include <gtest/gtest.h>
@@ -68,7 +69,7 @@ TEST_P(Training, EqualsSingleProcessOnAllRanksData_T1) {
       const auto& whole = expected.parameters[i];
       const auto rows = parameters[i].local.size(0);
       const auto mine = whole.narrow(0, parameters[i].offset, rows);
-      EXPECT_TRUE(torch::allclose(parameters[i].local.detach(), mine, 1e-4, 1e-5))
+      EXPECT_TRUE(testing::allclose(parameters[i].local.detach(), mine, 1e-4, 1e-5))
           << parameters[i].name();
     }
   });
@@ -93,7 +94,7 @@ TEST(FullyShard, TakesALossOfWhatAllRanksGathered) {
           const auto logits = net(tokens.narrow(1, 0, 4)).to(torch::kFloat);
           auto loss = torch::cross_entropy_loss(
               torch::cat(all_gather(logits, mesh)).reshape({-1, testing::kVocabulary}),
-              torch::cat(all_gather(tokens, mesh)).narrow(1, 1, 4).reshape({-1}));
+              torch::cat(all_gather(tokens, mesh)).narrow(1, 1, 4).reshape({-1}).to(mesh.device()));
           loss.backward();
           optimizer.step();
           ASSERT_NEAR(loss.item<double>(), expected.losses[step], 1e-6 * expected.losses[step])

@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/ddp.h"
@@ -100,7 +101,7 @@ TEST_P(Strategies, EqualSingleProcessOnAllRanksData_T1_T5) {
       auto mine = expected.parameters.at(parameter.name());
       const auto local = parameter.local.detach().cpu();
       if (parameter.sharded) mine = mine.narrow(0, parameter.offset, local.size(0));
-      EXPECT_TRUE(torch::allclose(local, mine, 1e-5, 1e-6)) << parameter.name();
+      EXPECT_TRUE(testing::allclose(local, mine, 1e-5, 1e-6)) << parameter.name();
     }
     for (const auto& [name, norm] : norms_by_name(parameters, NormOf::parameters)) {
       const auto whole = expected.parameters.at(name).norm().item<double>();
@@ -164,7 +165,7 @@ TEST(Hybrid, CopiesShardOverTheirGroupAndAgree_HY3_HY5) {
     EXPECT_EQ(weight.local.size(0), mesh.rank() % 2 == 0 ? 3 : 2);
     linear->zero_grad();
     call_module(linear, torch::full({1, 2}, mesh.rank() + 1.0f)).sum().backward();
-    EXPECT_TRUE(torch::equal(weight.local.grad(), torch::full_like(weight.local, 2.5f)));
+    EXPECT_TRUE(testing::equal(weight.local.grad(), torch::full_like(weight.local, 2.5f)));
   });
 }
 
@@ -172,6 +173,7 @@ TEST(Replicate, LeavesTheModulesOwnParametersToAnyOptimizer) {
   run_mesh(2, [](Mesh& mesh) {
     nn::Linear linear(3, 2);
     sync_module_states(linear, mesh);
+    testing::move_to(mesh.device(), *linear);
     const auto* address = linear->weight.data_ptr();
     replicate(linear, mesh);
     EXPECT_EQ(linear->weight.data_ptr(), address);
@@ -180,7 +182,7 @@ TEST(Replicate, LeavesTheModulesOwnParametersToAnyOptimizer) {
     const auto before = linear->bias.detach().clone();
     call_module(linear, torch::ones({mesh.rank() + 1, 3})).sum().backward();
     optimizer.step();
-    EXPECT_TRUE(torch::allclose(before - linear->bias.detach(), torch::full({2}, 1.5f)));
+    EXPECT_TRUE(testing::allclose(before - linear->bias.detach(), torch::full({2}, 1.5f)));
   });
 }
 
@@ -204,7 +206,7 @@ TEST(Replicate, UsesOfSomeRanksCountAndOfNoneDoNot) {
       pick->zero_grad();
       pick(mesh.rank() == 1).backward();
       EXPECT_FLOAT_EQ(pick->scalar.grad().item<float>(), 3.0f);
-      EXPECT_TRUE(torch::equal(pick->a.grad(), torch::ones({3})));
+      EXPECT_TRUE(testing::equal(pick->a.grad(), torch::ones({3})));
       EXPECT_FALSE(pick->b.grad().defined());
     }
   });
@@ -248,9 +250,9 @@ TEST(Replicate, GradientsThatAHookKeepStayThoseOfTheirRank) {
     call_module(linear, torch::ones({mesh.rank() + 1, 3})).sum().backward();
     ASSERT_EQ(kept.size(), 2);
     for (const auto& gradient : kept)
-      EXPECT_TRUE(torch::equal(gradient, torch::full_like(gradient, mesh.rank() + 1)));
+      EXPECT_TRUE(testing::equal(gradient, torch::full_like(gradient, mesh.rank() + 1)));
     for (const auto& parameter : linear->parameters())
-      EXPECT_TRUE(torch::equal(parameter.grad(), torch::full_like(parameter, 1.5)));
+      EXPECT_TRUE(testing::equal(parameter.grad(), torch::full_like(parameter, 1.5)));
   });
 }
 
@@ -311,7 +313,8 @@ TEST(LargeUnits, GradientsAreTheAveragesOfAllRanks) {
           if (kind == "rows") whole = whole.narrow(0, parameter.offset, mine.size(0));
           if (kind == "flat" || kind == "aligned")
             whole = whole.view({-1}).narrow(0, parameter.offset, mine.numel());
-          EXPECT_TRUE(torch::allclose(mine, whole, 1e-5, 1e-6)) << kind << " " << parameter.name();
+          EXPECT_TRUE(testing::allclose(mine, whole, 1e-5, 1e-6))
+              << kind << " " << parameter.name();
         }
       }
     });
@@ -394,7 +397,7 @@ TEST(Clip, EveryNormEqualsTorch_T10) {
         for (std::size_t i = 0; i < mine.size(); ++i) {
           auto whole = parameters[i].grad();
           if (mine[i].sharded) whole = whole.narrow(0, mine[i].offset, mine[i].local.size(0));
-          EXPECT_TRUE(torch::allclose(mine[i].local.grad(), whole, 1e-4, 1e-7)) << mine[i].name();
+          EXPECT_TRUE(testing::allclose(mine[i].local.grad(), whole, 1e-4, 1e-7)) << mine[i].name();
         }
       });
     }
@@ -417,7 +420,7 @@ TEST(Hybrid, GroupsMayDifferAmongUnits_HY9) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto& mine = parameters[i].local.grad();
       const auto whole = expected[i].local.grad().narrow(0, parameters[i].offset, mine.size(0));
-      EXPECT_TRUE(torch::allclose(mine, whole, 1e-4, 1e-6)) << parameters[i].name();
+      EXPECT_TRUE(testing::allclose(mine, whole, 1e-4, 1e-6)) << parameters[i].name();
       EXPECT_EQ(parameters[i].mesh->size(), parameters[i].name().starts_with("block0") ? 4 : 2);
     }
   });
@@ -441,9 +444,9 @@ TEST(ChunkedLoss, IsOneReductionACall_9_5) {
     for (const auto& chunk : x.chunk(kChunks)) call_module(head, chunk).square().sum().backward();
     EXPECT_EQ(unit_reports(head)[0].reductions, static_cast<std::uint64_t>(kChunks));
     const auto weight = sharded_parameters(head)[0];
-    EXPECT_TRUE(torch::allclose(weight.local.grad(),
-                                plain->weight.grad().narrow(0, weight.offset, weight.local.size(0)),
-                                1e-5, 1e-6));
+    EXPECT_TRUE(testing::allclose(
+        weight.local.grad(), plain->weight.grad().narrow(0, weight.offset, weight.local.size(0)),
+        1e-5, 1e-6));
   });
 }
 

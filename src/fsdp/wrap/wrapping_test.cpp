@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
@@ -51,7 +52,7 @@ void expect_whole_gradients(Net& net, const Mesh& mesh) {
     const auto whole = expected[i].local.grad();
     const auto part =
         parameters[i].sharded ? whole.narrow(0, parameters[i].offset, mine.size(0)) : whole;
-    EXPECT_TRUE(torch::allclose(mine, part, 1e-4, 1e-6)) << parameters[i].name();
+    EXPECT_TRUE(testing::allclose(mine, part, 1e-4, 1e-6)) << parameters[i].name();
   }
 }
 
@@ -195,7 +196,7 @@ TEST(Wrapping, PoliciesBySizeTakeOfASequentialWhatItCallsAsUnits) {
         const auto expected = named[parameter.name()].grad().reshape({-1}).narrow(
             0, parameter.offset, parameter.local.numel());
         EXPECT_TRUE(
-            torch::allclose(parameter.local.grad().clone().reshape({-1}), expected, 1e-5, 1e-6))
+            testing::allclose(parameter.local.grad().clone().reshape({-1}), expected, 1e-5, 1e-6))
             << parameter.name();
       }
     }
