@@ -28,10 +28,11 @@ struct Route {
   int throw_forward = -1;
   int throw_backward = -1;
   int changes = -1;  // an activation checkpoint around it gives something else again
-  std::shared_ptr<bool> throw_once;  // throw_backward does so while it is true, and makes it false
-  bool throw_inside = false;         // of blocks that can
-  bool catches = false;              // the root goes on without the block that threw
-  bool plain = false;  // no activation checkpoints: in the process that others are judged by
+  // throw_backward does so while it is true, and makes it false.
+  std::shared_ptr<bool> throw_once = {};
+  bool throw_inside = false;  // of blocks that can
+  bool catches = false;       // the root goes on without the block that threw
+  bool plain = false;         // no activation checkpoints: in the process that others are judged by
 };
 
 class BlockImpl : public torch::nn::Module {

@@ -202,7 +202,10 @@ TEST(StateDict, OfTheShardedKindIsChunksOfRows_SDT_SD9) {
           const auto& box = std::get<Box>(leaf.pieces[0].slice);
           EXPECT_EQ(box.offsets, all[rank].offsets);
           EXPECT_EQ(box.sizes, all[rank].sizes);
-          Tensor mine{.dtype = leaf.dtype, .shape = box.sizes, .pieces = leaf.pieces};
+          Tensor mine;
+          mine.dtype = leaf.dtype;
+          mine.shape = box.sizes;
+          mine.pieces = leaf.pieces;
           std::get<Box>(mine.pieces[0].slice).offsets.assign(shape.size(), 0);
           EXPECT_TRUE(testing::equal(tensor_of(mine), chunks[rank])) << entry.key();
         }

@@ -160,8 +160,8 @@ INSTANTIATE_TEST_SUITE_P(All, FrozenLater,
                                            std::pair{"rows", at::kBFloat16},
                                            std::pair{"flat_original", at::kFloat},
                                            std::pair{"replicate", at::kFloat}),
-                         [](const auto& info) {
-                           return std::string(info.param.first) + c10::toString(info.param.second);
+                         [](const auto& kind) {
+                           return std::string(kind.param.first) + c10::toString(kind.param.second);
                          });
 
 TEST(Frozen, ThroughLocalStaysAsItIs) {

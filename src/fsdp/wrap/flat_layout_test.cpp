@@ -304,8 +304,9 @@ TEST(FlatUnits, AreDescribedByTheElementsThatARankHolds) {
       EXPECT_TRUE(testing::equal(local, all.flatten().narrow(0, parameter.offset, local.numel())))
           << parameter.name();
       EXPECT_TRUE(parameter.members.empty());
-      if (local.numel() > 0)
+      if (local.numel() > 0) {
         EXPECT_EQ(std::bit_cast<std::uintptr_t>(local.const_data_ptr()) % 16, 0u);
+      }
       held[parameter.name()] = local.numel();
     }
     // One element is one rank's.
