@@ -129,8 +129,13 @@ int run(const Options& options) {
     keep_freed_memory();
     if (options.threads > 0) torch::set_num_threads(options.threads);
     tessera::MeshOptions mesh_options;
-    if (!options.device.empty()) mesh_options.device = torch::Device(options.device);
+    if (options.device == "cpu") mesh_options.device = torch::kCPU;
+    // Unless it is told, each rank takes the CUDA device of its LOCAL_RANK, where there is one.
     const auto mesh = tessera::Mesh::from_environment(mesh_options);
+    if (options.device == "cuda" && !mesh.device().is_cuda()) {
+      throw tessera::Error(tessera::ErrorCode::unsupported,
+                           "--device cuda: this libtorch or machine has no CUDA device");
+    }
     if (options.sharding == Sharding::none && mesh.size() > 1) {
       throw tessera::Error(tessera::ErrorCode::invalid_argument,
                            "--sharding none is for one rank alone");
