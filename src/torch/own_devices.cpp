@@ -1,35 +1,25 @@
 #include "torch/own_devices.h"
 
-#include <unistd.h>
-
-#include <array>
-#include <cstring>
 #include <map>
 #include <sstream>
 #include <utility>
 
+#include "base/host.h"
 #include "comm/same_host/process.h"
+#include "comm/text.h"
 #include "tessera/error.h"
 #include "torch/backends.h"
 
 namespace tessera {
 namespace {
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
-
 // A field a line.
-Bytes to_bytes(const RankDevice& one) {
-  const auto text = one.name + '\n' + one.host + '\n' + one.machine + '\n' + one.physical;
-  Bytes bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
+Bytes encode(const RankDevice& one) {
+  return to_bytes(one.name + '\n' + one.host + '\n' + one.machine + '\n' + one.physical);
 }
 
-RankDevice from_bytes(const Bytes& bytes) {
-  std::istringstream text(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+RankDevice decode(const Bytes& bytes) {
+  std::istringstream text(to_text(bytes));
   RankDevice one;
   for (auto* field : {&one.name, &one.host, &one.machine, &one.physical})
     std::getline(text, *field);
@@ -51,11 +41,11 @@ std::string listed(const std::vector<std::size_t>& ranks) {
 std::vector<RankDevice> everyones_device(Group& group, torch::Device mine) {
   // Without a boot id the host's name has to do.
   const auto host = host_name(), boot = same_host::boot_id();
-  const auto all = group.all_gather(
-      to_bytes({mine.str(), host, boot.empty() ? host : boot, physical_name(mine)}));
+  const auto all =
+      group.all_gather(encode({mine.str(), host, boot.empty() ? host : boot, physical_name(mine)}));
   std::vector<RankDevice> by_rank;
   by_rank.reserve(all.size());
-  for (const auto& one : all) by_rank.push_back(from_bytes(one));
+  for (const auto& one : all) by_rank.push_back(decode(one));
   return by_rank;
 }
 
