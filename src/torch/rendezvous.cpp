@@ -54,13 +54,14 @@ MeetingPlace& meeting_place(const std::string& address,
 std::string key_of(const char* what, int rank, std::int64_t attempt) {
   return what + ("/" + std::to_string(rank)) + "/" + std::to_string(attempt);
 }
-std::string key_of(const char* what, int rank) {
-  return what + ("/" + std::to_string(rank));
+std::string count_of(int rank) {
+  return "attempts/" + std::to_string(rank);
 }
 
 // What ranks leave in a store to meet there. A rank counts its attempts and says that it is `here`
-// for one, or `gone` from it. Rank 0 waits until all are here, and tells each attempt the number of
-// the mesh that it is for. So attempts that failed are passed over on either side.
+// for one. An attempt is `over` when its rank has given up, or when rank 0, which waits until all
+// are here, has told it the number of the mesh that it is for. So attempts that failed are passed
+// over on either side.
 class Rendezvous {
   using Clock = std::chrono::steady_clock;
 
@@ -70,26 +71,32 @@ class Rendezvous {
 
   // Of rank 0.
   std::string invite() {
-    std::vector<std::int64_t> attempts(static_cast<std::size_t>(size_));
-    for (int rank = 1; rank < size_; ++rank) attempts[rank] = attempt_of(rank);
+    // Until nobody has given up while others were waited for.
+    std::vector<std::int64_t> attempts(static_cast<std::size_t>(size_)), before;
+    do {
+      before = attempts;
+      for (int rank = 1; rank < size_; ++rank) attempts[rank] = attempt_of(rank);
+    } while (attempts != before);
     const auto number = std::to_string(store_.add("meshes", 1));
     for (int rank = 1; rank < size_; ++rank) {
-      const auto passed = store_.add(key_of("taken", rank), 0);
-      store_.add(key_of("taken", rank), attempts[rank] - passed);
+      end(rank, attempts[rank]);
       store_.set(key_of("mesh", rank, attempts[rank]), number);
     }
     return number;
   }
 
   std::string join(int rank) {
-    const auto attempt = store_.add(key_of("attempts", rank), 1);
+    const auto attempt = store_.add(count_of(rank), 1);
     store_.set(key_of("here", rank, attempt), "");
     const auto mesh = key_of("mesh", rank, attempt);
     try {
       wait_for(0, mesh);
       return store_.get_to_str(mesh);
     } catch (const std::exception&) {
-      leave(rank, attempt);
+      try {
+        end(rank, attempt);
+      } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody is there to meet
+      }
       throw;
     }
   }
@@ -97,12 +104,11 @@ class Rendezvous {
  private:
   // The newest that it is here for.
   std::int64_t attempt_of(int rank) {
-    auto attempt = store_.add(key_of("taken", rank), 0);
-    do {
+    for (;;) {
+      const auto attempt = store_.add(count_of(rank), 0);
+      if (attempt > 0 && !store_.check({key_of("over", rank, attempt)})) return attempt;
       wait_for(rank, key_of("here", rank, attempt + 1));
-      attempt = store_.add(key_of("attempts", rank), 0);
-    } while (store_.check({key_of("gone", rank, attempt)}));
-    return attempt;
+    }
   }
 
   void wait_for(int rank, const std::string& key) {
@@ -112,13 +118,7 @@ class Rendezvous {
     });
   }
 
-  void leave(int rank, std::int64_t attempt) {
-    try {
-      store_.set(key_of("gone", rank, attempt), "");
-    } catch (const std::exception&) {
-      return;  // nobody is there to meet
-    }
-  }
+  void end(int rank, std::int64_t attempt) { store_.set(key_of("over", rank, attempt), ""); }
 
   c10d::Store& store_;
   int size_;

@@ -174,6 +174,28 @@ TEST(Mesh, IsMadeAfterAttemptsOfOneRankAlone) {
   }
 }
 
+// One that gives up while a third is waited for is met by its next attempt.
+TEST(Mesh, IsMadeOfWhoIsThereWhenTheLastOneComes) {
+  using std::chrono::milliseconds;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto make = [&](int rank, milliseconds deadline) {
+    MeshOptions options;
+    options.device = torch::kCPU;
+    options.deadline = deadline;
+    return Mesh(store, rank, 3, options).all_reduce_sum(rank + 1.0);
+  };
+  std::thread first([&] { EXPECT_EQ(make(0, std::chrono::seconds(20)), 6.0); });
+  std::thread hasty([&] {
+    EXPECT_THAT(testing::error_of([&] { make(1, milliseconds(300)); }),
+                ::testing::HasSubstr("waiting for rank 0"));
+    EXPECT_EQ(make(1, std::chrono::seconds(20)), 6.0);
+  });
+  std::this_thread::sleep_for(milliseconds(1500));
+  EXPECT_EQ(make(2, std::chrono::seconds(20)), 6.0);
+  first.join();
+  hasty.join();
+}
+
 TEST(Mesh, SaysWhichVariableIsWrong) {
   unsetenv("WORLD_SIZE");
   unsetenv("RANK");
