@@ -255,7 +255,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     learn(stream.device_index(), race_log().clock(line_of(stream)));
     return true;
   }
-  bool isStreamCapturing(const c10::Stream&) const override { return state().captures; }
+  // Libtorch asks since 2.13.
+  bool isStreamCapturing(const c10::Stream&) const { return state().captures; }
   void synchronizeStream(const c10::Stream& stream) const override {
     note_wait(stream.device_index(), race_log().clock(line_of(stream)), "a stream");
   }
