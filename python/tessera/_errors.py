@@ -48,6 +48,13 @@ class Error(Exception):
         for name, value in (("filename", self.path), ("strerror", self.text)):
             setattr(self, name, value)
 
+    def __init_subclass__(cls, code: str | None = None, number: int | None = None) -> None:
+        """`code` is the subclass's; `number` the `errno` of one that is an OSError."""
+        if code:
+            cls.code = code
+        if number:
+            cls.errno = number  # type: ignore[attr-defined]
+
     def __str__(self) -> str:
         return self.text
 
@@ -55,7 +62,7 @@ class Error(Exception):
         return type(self), (self.text, self.path, self.key, self.offset, self.peers)
 
 
-class InvalidArgumentError(Error, ValueError):
+class InvalidArgumentError(Error, ValueError, code="invalid_argument"):
     """The caller asked for something that makes no sense.
 
     >>> with tessera.open(example) as checkpoint:
@@ -64,18 +71,13 @@ class InvalidArgumentError(Error, ValueError):
     tessera._errors.InvalidArgumentError: invalid_argument: the memory is (2, 2), the slice is (3, 4)
     """
 
-    code = "invalid_argument"
 
-
-class NotFoundError(Error, FileNotFoundError):
+class NotFoundError(Error, FileNotFoundError, code="not_found", number=errno.ENOENT):
     """There is no such file, directory or object.
 
     >>> tessera.NotFoundError.code, issubclass(tessera.NotFoundError, FileNotFoundError)
     ('not_found', True)
     """
-
-    code = "not_found"
-    errno = errno.ENOENT
 
 
 class NoCheckpointError(NotFoundError):
@@ -92,7 +94,7 @@ class NoCheckpointError(NotFoundError):
     """
 
 
-class KeyNotFoundError(Error, KeyError):
+class KeyNotFoundError(Error, KeyError, code="not_found"):
     """The checkpoint has no such tensor or value.
 
     >>> with tessera.open(example) as checkpoint:
@@ -103,10 +105,8 @@ class KeyNotFoundError(Error, KeyError):
     model.x
     """
 
-    code = "not_found"
 
-
-class AlreadyExistsError(Error, FileExistsError):
+class AlreadyExistsError(Error, FileExistsError, code="already_exists", number=errno.EEXIST):
     """The target exists, and `overwrite` was not given.
 
     >>> try:
@@ -116,132 +116,101 @@ class AlreadyExistsError(Error, FileExistsError):
     already_exists
     """
 
-    code = "already_exists"
-    errno = errno.EEXIST
 
-
-class CorruptError(Error, ValueError):
+class CorruptError(Error, ValueError, code="corrupt"):
     """Bytes contradict the format, their checksum or each other.
 
     >>> tessera.CorruptError.code, issubclass(tessera.CorruptError, ValueError)
     ('corrupt', True)
     """
 
-    code = "corrupt"
 
-
-class IncompleteError(Error, ValueError):
+class IncompleteError(Error, ValueError, code="incomplete"):
     """A part of a whole is missing: a truncated file, a hole in a tensor.
 
     >>> tessera.IncompleteError.code, issubclass(tessera.IncompleteError, ValueError)
     ('incomplete', True)
     """
 
-    code = "incomplete"
 
-
-class UnsupportedError(Error, ValueError):
+class UnsupportedError(Error, ValueError, code="unsupported"):
     """Well formed, but this version does not handle it.
 
     >>> tessera.UnsupportedError.code, issubclass(tessera.UnsupportedError, ValueError)
     ('unsupported', True)
     """
 
-    code = "unsupported"
 
-
-class UnsafeError(Error, ValueError):
+class UnsafeError(Error, ValueError, code="unsafe"):
     """It would run code or leave the checkpoint's directory.
 
     >>> tessera.UnsafeError.code, issubclass(tessera.UnsafeError, ValueError)
     ('unsafe', True)
     """
 
-    code = "unsafe"
 
-
-class LimitError(Error, ValueError):
+class LimitError(Error, ValueError, code="limit"):
     """A size or count exceeds a stated cap.
 
     >>> tessera.LimitError.code, issubclass(tessera.LimitError, ValueError)
     ('limit', True)
     """
 
-    code = "limit"
 
-
-class ConflictError(Error, OSError):
+class ConflictError(Error, OSError, code="conflict", number=errno.EBUSY):
     """Two writers, a file that was replaced, or two pieces that disagree.
 
     >>> tessera.ConflictError.code, issubclass(tessera.ConflictError, OSError)
     ('conflict', True)
     """
 
-    code = "conflict"
-    errno = errno.EBUSY
 
-
-class IoError(Error, OSError):
+class IoError(Error, OSError, code="io", number=errno.EIO):
     """The operating system or the store refused.
 
     >>> tessera.IoError.code, issubclass(tessera.IoError, OSError)
     ('io', True)
     """
 
-    code = "io"
-    errno = errno.EIO
 
-
-class OutOfSpaceError(Error, OSError):
+class OutOfSpaceError(Error, OSError, code="out_of_space", number=errno.ENOSPC):
     """The device or the quota has no room left.
 
     >>> tessera.OutOfSpaceError.code, issubclass(tessera.OutOfSpaceError, OSError)
     ('out_of_space', True)
     """
 
-    code = "out_of_space"
-    errno = errno.ENOSPC
 
-
-class DeadlineError(Error, TimeoutError):
+class DeadlineError(Error, TimeoutError, code="timeout", number=errno.ETIMEDOUT):
     """A deadline passed.
 
     >>> tessera.DeadlineError.code, issubclass(tessera.DeadlineError, TimeoutError)
     ('timeout', True)
     """
 
-    code = "timeout"
-    errno = errno.ETIMEDOUT
 
-
-class PeerFailedError(Error, RuntimeError):
+class PeerFailedError(Error, RuntimeError, code="peer_failed"):
     """Other ranks failed: `peers` has what they raised.
 
     >>> tessera.PeerFailedError.code, issubclass(tessera.PeerFailedError, RuntimeError)
     ('peer_failed', True)
     """
 
-    code = "peer_failed"
 
-
-class MismatchError(Error, ValueError):
+class MismatchError(Error, ValueError, code="mismatch"):
     """Shapes, dtypes, names or world sizes differ that should agree.
 
     >>> tessera.MismatchError.code, issubclass(tessera.MismatchError, ValueError)
     ('mismatch', True)
     """
 
-    code = "mismatch"
 
-
-class CancelledError(Error, RuntimeError):
+class CancelledError(Error, RuntimeError, code="cancelled"):
     """The caller asked for the work to end before it was done.
 
     >>> tessera.CancelledError.code, issubclass(tessera.CancelledError, RuntimeError)
     ('cancelled', True)
     """
-
-    code = "cancelled"
 
 
 _BY_CODE: dict[str, type[Error]] = {kind.code: kind for kind in Error.__subclasses__() if kind is not KeyNotFoundError}

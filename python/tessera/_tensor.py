@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tessera import _memory
 from tessera._errors import InvalidArgumentError, UnsupportedError
 from tessera._reports import IoReport
 from tessera._slices import box_of
 
-if TYPE_CHECKING:
-    from tessera._checkpoint import Checkpoint
+
+class _Filler(Protocol):
+    """The open checkpoint that has the elements."""
+
+    def _fill(self, requests: list[Any]) -> IoReport: ...
+
+    def __getitem__(self, key: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Tensor:
     ((3, 4), 'float32', [0.0, 1.0])
     """
 
-    def __init__(self, checkpoint: Checkpoint | None, name: str, core: Any) -> None:
+    def __init__(self, checkpoint: _Filler | None, name: str, core: Any) -> None:
         self._checkpoint = checkpoint  # None: it is inside of a value, and in memory
         self._core = core
         #: Its key in the checkpoint.
