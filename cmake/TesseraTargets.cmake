@@ -3,6 +3,12 @@ include(GNUInstallDirs)
 
 set(TESSERA_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-unused-parameter)
 
+# Programs are many, and lld links each in a third of the time.
+find_program(TESSERA_LLD ld.lld)
+if(TESSERA_LLD)
+  add_link_options(-fuse-ld=lld)
+endif()
+
 add_library(tessera_options INTERFACE)
 target_compile_features(tessera_options INTERFACE cxx_std_20)
 target_include_directories(tessera_options INTERFACE
