@@ -26,13 +26,12 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/opened_dcp.h"
-#include "checkpoint/save/data_file.h"
-#include "checkpoint/save/opening.h"
-#include "checkpoint/save/plan_source.h"
-#include "comm/tree.h"
+#include "checkpoint/save/commit_dcp.h"
+#include "checkpoint/save/data_files.h"
+#include "checkpoint/save/messages.h"
+#include "comm/tree_links.h"
 #include "measure.h"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "format/olmo/config.h"
+#include "format/olmo/yaml.h"
 #include "target.h"
 
 void tessera::fuzz::parse(ByteView input) {

@@ -13,15 +13,14 @@ import tree
 
 # A folder of src/ may include itself and what stands before it, except what NOT_FOR_EACH_OTHER forbids.
 LAYERS = ["base", "layout", "io", "value", "format", "storage", "comm", "checkpoint", "cli",
-          "torch", "optim", "fsdp", "optim_state", "checkpointer"]
+          "same_host", "torch", "optim", "fsdp", "optim_state", "checkpointer"]
 BAR = LAYERS.index("torch")  # from here on libtorch is allowed
 # The rooms of a folder: each includes itself, the rooms before it and what stands beside the rooms.
 ROOMS = {
     "format": ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"],
     "storage": ["memory", "posix", "cache", "http", "s3"],
-    "comm": ["same_host"],
     "torch": ["test_device"],
-    "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "together", "check", "run", "staged"],
+    "checkpoint": ["read", "dcp", "open", "load", "save", "write", "together", "check", "run"],
     "fsdp": ["plan", "unit", "step", "deferred", "wrap", "modules", "state", "testing"],
 }
 

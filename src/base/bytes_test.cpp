@@ -9,8 +9,7 @@
 
 #include "base/crc32.h"
 #include "base/digest.h"
-#include "base/endian.h"
-#include "base/sha256.h"
+#include "base/numbers.h"
 #include "tessera/error.h"
 
 namespace tessera {

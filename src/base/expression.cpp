@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "tessera/error.h"
 
 namespace tessera {

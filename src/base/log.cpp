@@ -1,14 +1,16 @@
 #include "base/log.h"
 
+#include <atomic>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_set>
 #include <utility>
 
-#include "base/environment.h"
-#include "base/fork.h"
+#include "base/parallel.h"
+#include "base/process.h"
 
 namespace tessera {
 namespace {
@@ -67,6 +69,71 @@ void log(LogLevel level, std::string_view message) {
 
 void log_of_all(LogLevel level, std::string_view message) {
   say(level, message, true);
+}
+
+namespace {
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
+
+JobLog::JobLog(EventHook hook, std::string_view job, int rank, std::string checkpoint)
+    : hook_(std::move(hook)),
+      job_(job),
+      rank_(rank),
+      checkpoint_(std::move(checkpoint)),
+      id_(next_id()) {}
+
+std::uint64_t JobLog::phase(std::string_view name,
+                            const std::function<std::uint64_t()>& work) const {
+  if (!hook_) return work();
+  const auto begin = std::chrono::steady_clock::now();
+  Event event{.job = job_, .phase = name, .rank = rank_, .checkpoint = checkpoint_, .id = id_};
+  try {
+    event.bytes = work();
+  } catch (const Error& error) {
+    event.error = &error;
+    tell(event, begin);
+    throw;
+  } catch (const std::exception& other) {
+    const Error error(ErrorCode::io, other.what());
+    event.error = &error;
+    tell(event, begin);
+    throw;
+  }
+  tell(event, begin);
+  return event.bytes;
+}
+
+void JobLog::tell(Event& event, std::chrono::steady_clock::time_point begin) const {
+  const auto lasted = std::chrono::steady_clock::now() - begin;
+  event.nanoseconds = static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(lasted).count());
+  try {
+    hook_(event);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): who only listens must not end a job of all ranks
+  }
+}
+
+TrafficCount::TrafficCount() noexcept : outer_(std::exchange(thread_job().traffic, this)) {}
+
+TrafficCount::~TrafficCount() {
+  thread_job().traffic = outer_;
+}
+
+Traffic TrafficCount::total() const noexcept {
+  return {requests_, retries_, bytes_again_};
+}
+
+void TrafficCount::add(const Traffic& traffic) noexcept {
+  for (TrafficCount* count = thread_job().traffic; count != nullptr; count = count->outer_) {
+    count->requests_ += traffic.requests;
+    count->retries_ += traffic.retries;
+    count->bytes_again_ += traffic.bytes_again;
+  }
 }
 
 }  // namespace tessera

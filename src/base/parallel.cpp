@@ -7,6 +7,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tessera/error.h"
@@ -63,6 +64,29 @@ void parallel_for(int threads, std::size_t count, const std::function<void(std::
   run();
   workers.clear();
   if (failure) std::rethrow_exception(failure);
+}
+
+HeedStop::HeedStop(std::stop_token stop) noexcept
+    : stop_(std::move(stop)), outer_(std::exchange(thread_job().stop, this)) {}
+
+HeedStop::~HeedStop() {
+  thread_job().stop = outer_;
+}
+
+bool HeedStop::is_requested() noexcept {
+  for (const HeedStop* one = thread_job().stop; one != nullptr; one = one->outer_)
+    if (one->stop_.stop_requested()) return true;
+  return false;
+}
+
+Settling::Settling() noexcept : before_(std::exchange(thread_job().is_settling, true)) {}
+
+Settling::~Settling() {
+  thread_job().is_settling = before_;
+}
+
+bool Settling::is_under_way() noexcept {
+  return thread_job().is_settling;
 }
 
 }  // namespace tessera

@@ -1,6 +1,5 @@
 #include "base/parallel.h"
 
-#include <gtest/gtest.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -11,8 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/stop.h"
-#include "base/traffic.h"
+#include <gtest/gtest.h>
+
+#include "base/log.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/parallel.h"
-#include "base/stop.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/fork.h"
+#include "base/process.h"
 
 namespace tessera {
 

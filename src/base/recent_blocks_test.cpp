@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/parallel.h"
-#include "base/stop.h"
 
 namespace tessera {
 namespace {

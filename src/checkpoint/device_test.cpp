@@ -8,7 +8,7 @@
 #include "checkpoint/test_support.h"
 #include "conformance/fake_device.h"
 #include "layout/strided.h"
-#include "value/copy.h"
+#include "value/children.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "checkpoint/test_support.h"
 #include "conformance/temporary_directory.h"
 #include "conformance/unprivileged.h"

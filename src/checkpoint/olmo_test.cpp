@@ -4,7 +4,6 @@
 #include <fstream>
 
 #include "checkpoint/open/olmo_state.h"
-#include "checkpoint/open/olmo_units.h"
 #include "checkpoint/test_support.h"
 #include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"

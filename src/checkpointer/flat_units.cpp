@@ -1,20 +1,30 @@
 #include "checkpointer/flat_units.h"
 
-#include <torch/torch.h>
-
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 
+#include <torch/torch.h>
+
 #include "format/sharded/sharded.h"
-#include "fsdp/state/state_entries.h"
+#include "fsdp/state/state_dict.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {
+
+std::optional<OlmoMesh> hybrid_mesh_of(ModuleRef model) {
+  for (const auto& [path, unit] : units_below(model.get())) {
+    if (!unit->is_hybrid()) continue;
+    return OlmoMesh{unit->all_ranks().size() / unit->mesh().size(),
+                    c10::DeviceTypeName(unit->device().type(), /*lower_case=*/true)};
+  }
+  return std::nullopt;
+}
+
 namespace {
 
 // The first name of each tensor, in the order of state_dict(): Python's flat parameters list a

@@ -1,7 +1,7 @@
-// The flat parameters of a live model, as files of the kind olmo_local describe them, and the names
-// that Python's FSDP gives what is below its wrappers.
+// The mesh of a live model in which ranks hold copies.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +9,12 @@
 #include "tessera/olmo_save.h"
 
 namespace tessera::detail {
+
+// None: no unit of `model` has copies. All ranks have the same.
+[[nodiscard]] std::optional<OlmoMesh> hybrid_mesh_of(ModuleRef model);
+
+// The flat parameters of a live model, as files of the kind olmo_local describe them, and the names
+// that Python's FSDP gives what is below its wrappers.
 
 struct LiveFlatModel {
   OlmoSave layout;  // units, orig_params and aligned_as

@@ -1,12 +1,11 @@
-// What files of the kind olmo_local say of flat parameters is how the live ones lie.
 #include "checkpointer/flat_units.h"
+
+#include <tuple>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include <tuple>
-#include <vector>
 
 #include "conformance/errors.h"
 #include "format/olmo/flat_param.h"
@@ -16,6 +15,9 @@
 #include "torch/testing.h"
 
 namespace tessera {
+
+// What files of the kind olmo_local say of flat parameters is how the live ones lie.
+
 namespace {
 
 using detail::flat_model_of;

@@ -6,11 +6,15 @@
 #include <utility>
 #include <vector>
 
+#include <torch/torch.h>
+
+#include "format/olmo/keys.h"
 #include "format/sharded/sharded.h"
 #include "fsdp/state/model_state.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "tessera/leaf.h"
+#include "torch/tensor.h"
 
 namespace tessera::detail {
 namespace {
@@ -18,7 +22,6 @@ namespace {
 constexpr const char* kModel = "model";
 constexpr const char* kOptim = "optim";
 constexpr const char* kGroups = "param_groups";
-constexpr const char* kParams = "params";
 constexpr const char* kParamNames = "param_names";
 
 bool is_below(const Leaf& leaf, const char* part) {
@@ -51,7 +54,7 @@ Value::List stored_orders(const Checkpoint& contents) {
   Value::List orders;
   for (std::size_t g = 0;; ++g) {
     const auto group = std::string(kOptim) + "." + kGroups + "." + std::to_string(g) + ".";
-    const auto* params = contents.find(group + kParams);
+    const auto* params = contents.find(group + "params");
     if (params == nullptr) return orders;
     const auto* names = is_list_of_text(params) ? params : contents.find(group + kParamNames);
     if (!is_list_of_text(names)) continue;
@@ -107,6 +110,35 @@ Value::List LoadTree::finish() {
 
 void LoadTree::undo() {
   if (leaves_) leaves_->undo();
+}
+
+namespace {
+
+Value value_of(const Value& tensor, bool is_pickled) {
+  if (!is_pickled) return tensor;
+  const auto bytes = plain(tensor_of(tensor.as_tensor())).contiguous();
+  return olmo::decode_value(
+      {static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
+}
+
+}  // namespace
+
+Value nested(const Value& flat) {
+  auto root = Value::dict();
+  for (const auto& [key, tensor] : flat.pairs()) {
+    const auto& name = key.as_string();
+    const auto decoded = olmo::decode_key(name);
+    try {
+      if (decoded) {
+        olmo::put_at(root, decoded->keys, value_of(tensor, decoded->pickled));
+      } else {
+        olmo::put_at(root, {key}, tensor);
+      }
+    } catch (Error& error) {
+      throw error.at_key(name);
+    }
+  }
+  return root;
 }
 
 }  // namespace tessera::detail

@@ -8,6 +8,7 @@
 #include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
 #include "tessera/restore.h"
+#include "tessera/value.h"
 
 namespace tessera::detail {
 
@@ -46,5 +47,11 @@ class LoadTree {
   std::optional<OptimLeaves> leaves_;
   Value tree_ = Value::dict();
 };
+
+// The tree that OLMo's names in a safetensors file stand for (checkpoint-rows F-06, O-15).
+
+// `flat` is a dict of tensors in memory, by the names of the file. Names that are not OLMo's stay.
+// Throws `conflict` if two names lead to one place.
+[[nodiscard]] Value nested(const Value& flat);
 
 }  // namespace tessera::detail

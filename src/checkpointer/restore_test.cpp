@@ -1,11 +1,12 @@
-// Live models take what PyTorch and OLMo saved as any of the four kinds, on any ranks.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
+#include "checkpointer/restore.h"
 
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include "checkpointer/testing.h"
 #include "conformance/errors.h"
@@ -16,6 +17,9 @@
 #include "tessera/pytorch/full_params.h"
 
 namespace tessera {
+
+// Live models take what PyTorch and OLMo saved as any of the four kinds, on any ranks.
+
 namespace {
 
 using testing::copied_golden;

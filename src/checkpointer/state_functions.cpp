@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "checkpointer/load_tree.h"
-#include "checkpointer/places.h"
-#include "checkpointer/safetensors_tree.h"
-#include "format/olmo/config.h"
+#include "checkpointer/save.h"
+#include "format/olmo/yaml.h"
 #include "optim_state/tree.h"
 #include "tessera/cached_store.h"
 #include "tessera/checkpointer_functions.h"

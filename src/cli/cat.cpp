@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/read/buffers.h"
+#include "checkpoint/read/meter.h"
 #include "checkpoint/read/npy.h"
 #include "checkpoint/read/reader.h"
 #include "cli/commands.h"

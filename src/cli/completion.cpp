@@ -1,4 +1,4 @@
-// tessera completion: scripts that complete commands and options in a shell.
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <string>
@@ -6,9 +6,14 @@
 
 #include <fmt/format.h>
 
+#include "base/text.h"
 #include "cli/commands.h"
+#include "tessera/error.h"
 
 namespace tessera::cli {
+
+// tessera completion: scripts that complete commands and options in a shell.
+
 namespace {
 
 struct Entry {
@@ -133,6 +138,40 @@ void add_completion(CLI::App& app, Action& action) {
   command->footer(kExamples);
   one_of(command->add_option("shell", *shell, "default: bash"), {"bash", "zsh", "fish"});
   command->callback([=, &app, &action] { action = [=, &app] { return completion(app, *shell); }; });
+}
+
+// tessera help COMMAND: what tessera COMMAND --help prints.
+
+namespace {
+
+int print_help(const CLI::App& app, const std::string& name) {
+  // app.help() would be that of the command that was named, which is this one.
+  const std::string text = name.empty() ? app.get_formatter()->make_help(&app, app.get_name(),
+                                                                         CLI::AppFormatMode::Normal)
+                                        : command_named(app, name).help(app.get_name());
+  fmt::print("{}", text);
+  return kDone;
+}
+
+}  // namespace
+
+const CLI::App& command_named(const CLI::App& app, const std::string& typed) {
+  const std::vector<const CLI::App*> commands = app.get_subcommands(nullptr);
+  const auto found = std::ranges::find(commands, typed, &CLI::App::get_name);
+  if (found != commands.end()) return **found;
+  std::vector<std::string> names(commands.size());
+  std::ranges::transform(commands, names.begin(), &CLI::App::get_name);
+  const std::string meant = nearest(typed, names);
+  throw Error(ErrorCode::invalid_argument, "unknown command '" + typed + "', " +
+                                               (meant.empty() ? "tessera --help lists all commands"
+                                                              : "did you mean " + meant + "?"));
+}
+
+void add_help(CLI::App& app, Action& action) {
+  const auto name = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("help", "Prints the help of a command");
+  command->add_option("command", *name, "default: all commands");
+  command->callback([=, &app, &action] { action = [=, &app] { return print_help(app, *name); }; });
 }
 
 }  // namespace tessera::cli

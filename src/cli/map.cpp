@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"

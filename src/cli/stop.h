@@ -5,7 +5,7 @@
 #include <stop_token>
 #include <thread>
 
-#include "base/fd.h"
+#include "base/process.h"
 
 namespace tessera::cli {
 

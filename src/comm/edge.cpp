@@ -14,10 +14,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
-#include "base/endian.h"
-#include "comm/error_message.h"
-#include "comm/text.h"
+#include "base/numbers.h"
+#include "comm/confer.h"
+#include "comm/message.h"
 
 namespace tessera {
 namespace {

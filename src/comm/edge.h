@@ -1,15 +1,10 @@
-// Edge: one neighbour of this rank in a tree of ranks, with a thread that writes to it and one that
-// reads from it.
-//
-// What goes to a neighbour is cut into frames, so that a long message delays nothing that is
-// urgent: between two frames of a message there is room for an interrupt, a failure or a sign of
-// life. The writing thread gives a sign of life whenever it has written nothing for a while,
-// whatever the rank itself does.
+// Wire: a connection to one other rank that carries blocks of bytes.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -19,10 +14,35 @@
 #include <string>
 #include <thread>
 
-#include "comm/wire.h"
 #include "tessera/comm.h"
 
 namespace tessera {
+
+// One thread sends and another receives. Each block arrives as it was sent: the other side receives
+// as many bytes at once as this one sends at once.
+class Wire {
+ public:
+  virtual ~Wire() = default;
+  Wire() = default;
+  Wire(const Wire&) = delete;
+  Wire& operator=(const Wire&) = delete;
+
+  // Returns when `bytes` may change. Throws Error when the connection has ended.
+  virtual void send(std::span<const std::byte> bytes) = 0;
+  // Fills `bytes`. Throws Error when the connection has ended.
+  virtual void receive(std::span<std::byte> bytes) = 0;
+  // Makes send and receive throw, the ones under way too, whatever the other rank does. Any thread
+  // may call this.
+  virtual void shut_down() noexcept = 0;
+};
+
+// Edge: one neighbour of this rank in a tree of ranks, with a thread that writes to it and one that
+// reads from it.
+//
+// What goes to a neighbour is cut into frames, so that a long message delays nothing that is
+// urgent: between two frames of a message there is room for an interrupt, a failure or a sign of
+// life. The writing thread gives a sign of life whenever it has written nothing for a while,
+// whatever the rank itself does.
 
 // A collective that a rank is in.
 struct Call {

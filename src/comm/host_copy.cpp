@@ -7,7 +7,7 @@
 
 #include "comm/confer.h"
 #include "comm/message.h"
-#include "comm/same_host/process.h"
+#include "comm/segment.h"
 #include "tessera/error.h"
 
 namespace tessera {

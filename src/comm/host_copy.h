@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/same_host/segment.h"
+#include "comm/segment.h"
 #include "tessera/comm.h"
 #include "tessera/io.h"
 

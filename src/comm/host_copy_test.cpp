@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "comm/same_host/testing.h"
-#include "comm/text.h"
+#include "comm/message.h"
 #include "conformance/errors.h"
 #include "conformance/forwarding_group.h"
 #include "conformance/temporary_directory.h"
+#include "testing.h"
 
 namespace tessera {
 namespace {
@@ -143,7 +143,7 @@ class FileGroup final : public Group {
   }
 
  private:
-  same_host::DirectoryBoard board_;
+  DirectoryOfTexts board_;
   int rank_, size_, calls_ = 0;
 };
 
@@ -157,7 +157,7 @@ TEST(HostCopyOfProcesses, TheOthersMapTheMemoryOfTheLowestRank) {
   const Bytes bytes = numbered(3 << 20);
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(same_host::run_process([&] {
+    ranks.push_back(run_process([&] {
       FileGroup group(directory.path(), rank, 3);
       const HostCopy copy = copied(group, rank == 0 ? bytes : Bytes());
       const bool good = copy.is_shared() && std::ranges::equal(copy.bytes(), bytes) &&
@@ -165,7 +165,7 @@ TEST(HostCopyOfProcesses, TheOthersMapTheMemoryOfTheLowestRank) {
       return good ? 0 : 1;
     }));
   }
-  for (const pid_t rank : ranks) EXPECT_EQ(same_host::end_of(rank), 0);
+  for (const pid_t rank : ranks) EXPECT_EQ(end_of(rank), 0);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/stop.h"
-#include "comm/error_message.h"
+#include "base/parallel.h"
+#include "comm/confer.h"
 #include "comm/whereabouts.h"
 
 namespace tessera {

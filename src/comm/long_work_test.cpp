@@ -5,7 +5,7 @@
 #include <atomic>
 #include <thread>
 
-#include "base/stop.h"
+#include "base/parallel.h"
 #include "conformance/forwarding_group.h"
 
 namespace tessera {

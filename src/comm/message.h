@@ -7,8 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/checked.h"
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "tessera/comm.h"
 
 namespace tessera {
@@ -104,6 +103,17 @@ class MessageReader {
 [[nodiscard]] inline Bytes side_by_side(Bytes left, const Bytes& right) {
   left.insert(left.end(), right.begin(), right.end());
   return left;
+}
+
+// Text as a Group's message, and back.
+
+inline Bytes to_bytes(std::string_view text) {
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+inline std::string to_text(const Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include <gtest/gtest.h>
+#include "comm/thread_group.h"
 
 #include <atomic>
 #include <chrono>
@@ -6,11 +6,31 @@
 #include <stdexcept>
 #include <thread>
 
+#include <gtest/gtest.h>
+
 #include "conformance/errors.h"
 #include "tessera/comm.h"
 
 namespace tessera {
 namespace {
+
+TEST(SoloGroup, IsRankZeroOfOne) {
+  const auto group = solo_group();
+  const Bytes message{std::byte{7}};
+  EXPECT_EQ(group->rank(), 0);
+  EXPECT_EQ(group->size(), 1);
+  group->barrier();
+  EXPECT_EQ(group->gather(message), std::vector<Bytes>{message});
+  EXPECT_EQ(group->all_gather(message), std::vector<Bytes>{message});
+  EXPECT_EQ(group->broadcast(message), message);
+  EXPECT_EQ(group->scatter({message}), message);
+}
+
+TEST(SoloGroup, RefusesOtherRanks) {
+  const auto group = solo_group();
+  EXPECT_THROW((void)group->broadcast({}, 1), Error);
+  EXPECT_THROW((void)group->scatter({{}, {}}), Error);
+}
 
 using namespace std::chrono_literals;
 

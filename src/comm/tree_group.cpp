@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/endian.h"
-#include "base/fork.h"
-#include "comm/error_message.h"
-#include "comm/tree.h"
+#include "base/numbers.h"
+#include "base/process.h"
+#include "comm/confer.h"
+#include "comm/tree_links.h"
 #include "comm/whereabouts.h"
 
 namespace tessera {

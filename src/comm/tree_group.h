@@ -1,5 +1,5 @@
-// A Group whose ranks talk along a tree (comm/tree.h): a rank has a connection to its parent and to
-// at most 32 children, however many ranks there are.
+// A Group whose ranks talk along a tree (comm/tree_links.h): a rank has a connection to its parent
+// and to at most 32 children, however many ranks there are.
 //
 // Every connection carries signs of life from threads of its own, also while a rank calls nothing.
 // So a rank that works is told from one that is lost: a collective waits for the former up to a
@@ -10,8 +10,8 @@
 #include <functional>
 #include <memory>
 
+#include "comm/edge.h"
 #include "comm/tree_links.h"
-#include "comm/wire.h"
 #include "tessera/comm.h"
 
 namespace tessera {

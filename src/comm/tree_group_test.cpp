@@ -11,9 +11,9 @@
 #include <thread>
 #include <utility>
 
-#include "base/stop.h"
+#include "base/parallel.h"
 #include "comm/long_work.h"
-#include "comm/text.h"
+#include "comm/message.h"
 #include "comm/whereabouts.h"
 #include "conformance/errors.h"
 

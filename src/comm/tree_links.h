@@ -1,9 +1,7 @@
-// TreeLinks: this rank's place in a tree of ranks. It has the edges to the neighbours, watches over
-// them, and carries failures and interrupts on.
+// The tree along which messages of many ranks travel.
 //
-// A failure is told to all neighbours, and each tells its others, so all ranks get the first that
-// they hear of, which names the rank that is at fault. Letters are checked against what this rank
-// calls: ranks that call different things get `mismatch`.
+// A rank's children lead the parts, as equal as can be, into which the ranks behind it are cut, so
+// each subtree is a row of ranks without gaps and messages combine in rank order.
 #pragma once
 
 #include <chrono>
@@ -17,11 +15,32 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "comm/edge.h"
-#include "comm/tree.h"
+#include "tessera/comm.h"
 
 namespace tessera {
+
+inline constexpr int kFanOut = 32;  // children of a rank at most
+
+struct TreePlace {
+  int parent = -1;            // -1: this is rank 0
+  std::vector<int> children;  // ascending
+};
+
+// Of rank `rank` of `size` ranks.
+[[nodiscard]] TreePlace place_in_tree(int rank, int size);
+
+// What a fold along the tree gives rank 0: messages[r] is of rank r, and there is at least one.
+[[nodiscard]] Bytes fold_along_tree(std::vector<Bytes> messages, const Combine& combine);
+
+// TreeLinks: this rank's place in a tree of ranks. It has the edges to the neighbours, watches over
+// them, and carries failures and interrupts on.
+//
+// A failure is told to all neighbours, and each tells its others, so all ranks get the first that
+// they hear of, which names the rank that is at fault. Letters are checked against what this rank
+// calls: ranks that call different things get `mismatch`.
 
 struct TreeOptions {
   // A neighbour that gives no sign of life for so long while this rank waits counts as lost.

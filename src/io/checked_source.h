@@ -1,17 +1,75 @@
-// A source that compares what it reads with recorded digests.
+// One digest per 1 MiB block of an object, made while it is written in any order.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/recent_blocks.h"
-#include "io/block_digests.h"
 #include "tessera/io.h"
 
 namespace tessera {
+
+inline constexpr std::uint64_t kDigestBlock = 1 << 20;  // bytes; the last block may be shorter
+using Digests = std::vector<std::uint64_t>;             // of blocks, in the object's order
+
+[[nodiscard]] constexpr std::uint64_t digest_blocks(std::uint64_t size) {
+  return size / kDigestBlock + (size % kDigestBlock == 0 ? 0 : 1);
+}
+
+// Follows what is written. Bytes are digested as they come, by the thread that brings them: whole
+// blocks at once, a block that comes in parts by a running digest. Only parts that come before
+// their predecessors (an item's data before its header) are kept until the gap is closed.
+class BlockDigests {
+ public:
+  // Bytes [offset, offset + bytes.size()) have this content. From any thread; each byte once.
+  void add(std::uint64_t offset, ByteView bytes);
+  // All digests of an object of `size` bytes, of which those never added are zero. Once, after the
+  // last add.
+  [[nodiscard]] Digests finish(std::uint64_t size);
+
+ private:
+  struct Open;
+  void add_part(std::uint64_t block, std::uint64_t within, ByteView bytes);
+  void store(std::uint64_t block, std::uint64_t digest);
+
+  std::mutex mutex_;                                     // guards everything below
+  std::map<std::uint64_t, std::shared_ptr<Open>> open_;  // blocks that came in part
+  Digests done_;                                         // by block; 0 where not known yet
+};
+
+// A sink that digests what goes through it. Block 0 begins at byte `origin` of the object; bytes
+// before it are not digested.
+class DigestSink final : public ByteSink {
+ public:
+  explicit DigestSink(std::unique_ptr<ByteSink> sink, std::uint64_t origin = 0)
+      : sink_(std::move(sink)), origin_(origin) {}
+
+  void write_at(std::uint64_t offset, ByteView bytes) override;
+  void keep_at(std::uint64_t offset, ByteView bytes) override;
+  void commit() override { sink_->commit(); }
+  [[nodiscard]] const std::string& name() const override { return sink_->name(); }
+
+  // Of everything from `origin` to the last byte written. Once, after the last such write.
+  [[nodiscard]] Digests digests();
+  // One past the last byte written.
+  [[nodiscard]] std::uint64_t size();
+
+ private:
+  void follow(std::uint64_t offset, ByteView bytes);
+
+  std::unique_ptr<ByteSink> sink_;
+  std::uint64_t origin_;
+  BlockDigests blocks_;
+  std::mutex mutex_;
+  std::uint64_t end_ = 0;  // guarded by mutex_
+};
+
+// A source that compares what it reads with recorded digests.
 
 // Reads are rounded out to blocks of 1 MiB and a block's digest is compared before its bytes are
 // given out: a difference is `corrupt` at the block's offset. What a thread needs of a block next

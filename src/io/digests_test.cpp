@@ -7,9 +7,8 @@
 #include "base/digest.h"
 #include "base/parallel.h"
 #include "conformance/errors.h"
-#include "io/block_digests.h"
 #include "io/checked_source.h"
-#include "io/counting.h"
+#include "io/testing.h"
 #include "tessera/error.h"
 
 namespace tessera {

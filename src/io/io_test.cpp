@@ -3,8 +3,7 @@
 #include <map>
 
 #include "conformance/errors.h"
-#include "io/counting.h"
-#include "io/faulty.h"
+#include "io/testing.h"
 #include "tessera/error.h"
 #include "tessera/io.h"
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "tessera/layout.h"
@@ -45,5 +46,32 @@ using BoxRow = std::function<std::span<const std::int64_t>(std::size_t number)>;
 }
 // Part `index` of `box` along dimension `dim`.
 [[nodiscard]] Box chunk_of(Box box, std::size_t dim, std::int64_t parts, std::int64_t index);
+
+// The parts of a tensor that a Placement speaks of.
+
+[[nodiscard]] constexpr int part_of_rank(const Placement& placement, int rank) noexcept {
+  return rank / placement.stride % placement.parts;
+}
+
+// Whether `ranks` ranks hold all parts, and the rule fits the shape.
+[[nodiscard]] bool fits(const Placement& placement, const Shape& shape, int ranks);
+
+// What part `part` has of a tensor of `shape`, in row-major order; nothing where the parts before
+// it have all. The parts together have every element once. A tensor without elements is whole in
+// part 0. `fits` holds.
+[[nodiscard]] std::vector<Box> boxes_of_part(const Placement& placement, const Shape& shape,
+                                             int part);
+
+// How one element of a tensor is named in an Error.
+
+// "element [1, 2] of a tensor of shape [4, 4]" for global position 6. The position lies inside.
+[[nodiscard]] inline std::string element_name(const Shape& shape, std::int64_t global) {
+  Shape index(shape.size(), 0);
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    index[d] = global % shape[d];
+    global /= shape[d];
+  }
+  return "element " + to_string(index) + " of a tensor of shape " + to_string(shape);
+}
 
 }  // namespace tessera

@@ -1,7 +1,4 @@
-// AdamW on gradients that are set by hand, beside torch::optim::AdamW. Trainings are in src/fsdp.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
+#include "optim/adamw.h"
 
 #include <cmath>
 #include <functional>
@@ -10,10 +7,17 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
 #include "conformance/errors.h"
 #include "tessera/optim.h"
 
 namespace tessera {
+
+// AdamW on gradients that are set by hand, beside torch::optim::AdamW. Trainings are in src/fsdp.
+
 namespace {
 
 using ::testing::HasSubstr;

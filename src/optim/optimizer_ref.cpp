@@ -1,15 +1,16 @@
-#include "tessera/optimizer_ref.h"
+#include <algorithm>
+#include <atomic>
+#include <string>
 
 #include <c10/util/Type.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <atomic>
-
-#include "optim/adamw_group.h"
+#include "optim/adamw.h"
 #include "optim/fields.h"
 #include "optim/optimizer_formats.h"
 #include "tessera/error.h"
+#include "tessera/optimizer_ref.h"
+#include "tessera/param_groups.h"
 #include "torch/tensor.h"
 
 namespace tessera {
@@ -275,6 +276,63 @@ Value optimizer_state_dict(const OptimizerRef& optimizer) {
   }
   return Value::dict(
       {{"state", Value::dict(std::move(state))}, {"param_groups", Value::list(std::move(groups))}});
+}
+
+namespace {
+
+void require_group(const OptimizerRef& optimizer, std::size_t group) {
+  const auto count = group_count(optimizer);
+  if (group < count) return;
+  throw Error(ErrorCode::invalid_argument, "group " + std::to_string(group) +
+                                               " of an optimizer of " + std::to_string(count) +
+                                               (count == 1 ? " group" : " groups"));
+}
+
+// All options of the group: AdamW takes them together or not at all.
+Value options_with(const OptimizerRef& optimizer, std::size_t group, const char* option) {
+  require_group(optimizer, group);
+  auto options = optimizer.access().group(group);
+  if (options.find(option) == nullptr) {
+    throw Error(ErrorCode::unsupported, "the optimizer has no such option in its groups")
+        .at_key(option);
+  }
+  return options;
+}
+
+double get_option(const OptimizerRef& optimizer, std::size_t group, const char* option) {
+  const auto options = options_with(optimizer, group, option);
+  return detail::number_of(options.at(option));
+}
+
+void set_option(const OptimizerRef& optimizer, std::size_t group, const char* option,
+                double value) {
+  if (!(value >= 0)) {
+    throw Error(ErrorCode::invalid_argument, std::to_string(value) + ", expected 0 or more")
+        .at_key(option);
+  }
+  auto options = options_with(optimizer, group, option);
+  options.set_item(option, value);
+  optimizer.access().set_group(group, options);
+}
+
+}  // namespace
+
+std::size_t group_count(const OptimizerRef& optimizer) {
+  return optimizer.access().parameters().size();
+}
+
+double get_lr(const OptimizerRef& optimizer, std::size_t group) {
+  return get_option(optimizer, group, "lr");
+}
+void set_lr(const OptimizerRef& optimizer, std::size_t group, double lr) {
+  set_option(optimizer, group, "lr", lr);
+}
+
+double get_weight_decay(const OptimizerRef& optimizer, std::size_t group) {
+  return get_option(optimizer, group, "weight_decay");
+}
+void set_weight_decay(const OptimizerRef& optimizer, std::size_t group, double weight_decay) {
+  set_option(optimizer, group, "weight_decay", weight_decay);
 }
 
 }  // namespace tessera

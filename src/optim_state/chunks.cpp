@@ -6,8 +6,8 @@
 #include <ranges>
 #include <utility>
 
-#include "fsdp/unit/broadcast.h"
-#include "fsdp/unit/quiet_copy.h"
+#include "fsdp/unit/whole_copies.h"
+#include "fsdp/unit/whole_parameters.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"

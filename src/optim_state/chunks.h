@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "fsdp/state/redistribute.h"
+#include "fsdp/state/sharded_load.h"
 #include "tessera/mesh.h"
 #include "tessera/value.h"
 

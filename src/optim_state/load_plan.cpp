@@ -4,7 +4,6 @@
 #include <set>
 
 #include "optim_state/state_message.h"
-#include "optim_state/text.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "value/render.h"

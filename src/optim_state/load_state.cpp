@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "layout/plan.h"
-#include "optim/state_key.h"
+#include "optim/optimizer_state.h"
 #include "optim_state/chunks.h"
 #include "optim_state/load_plan.h"
 #include "optim_state/state_message.h"

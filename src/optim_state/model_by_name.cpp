@@ -8,12 +8,11 @@
 #include <utility>
 
 #include "fsdp/state/model_state.h"
-#include "fsdp/state/redistribute.h"
+#include "fsdp/state/sharded_load.h"
 #include "fsdp/unit/registry.h"
 #include "optim_state/chunks.h"
 #include "optim_state/optim_by_name.h"
 #include "optim_state/state_message.h"
-#include "optim_state/text.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/state_dict.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fsdp/state/sharded_load.h"
-#include "fsdp/state/state_entries.h"
+#include "fsdp/state/state_dict.h"
 #include "optim_state/optim_model.h"
 #include "tessera/pytorch/distributed_state_dict.h"
 

@@ -2,9 +2,9 @@
 // (checkpoint-rows P-30).
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include <vector>
+
+#include <torch/nn/module.h>
 
 #include "optim_state/optim_model.h"
 #include "tessera/pytorch/distributed_state_dict.h"

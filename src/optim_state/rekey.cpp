@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/one_of.h"
-#include "optim/state_key.h"
+#include "base/text.h"
+#include "optim/optimizer_state.h"
 #include "optim_state/chunks.h"
 #include "optim_state/optim_model.h"
 #include "optim_state/state_message.h"

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "base/log.h"
-#include "fsdp/state/redistribute.h"
-#include "fsdp/unit/quiet_copy.h"
-#include "optim/state_key.h"
+#include "fsdp/state/sharded_load.h"
+#include "fsdp/unit/whole_copies.h"
+#include "optim/optimizer_state.h"
 #include "optim_state/state_message.h"
 #include "optim_state/state_table.h"
 #include "optim_state/tree.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/error_message.h"
+#include "comm/confer.h"
 #include "comm/whereabouts.h"
 #include "format/pickle/pickle.h"
 #include "optim_state/tree.h"

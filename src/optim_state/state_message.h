@@ -1,17 +1,27 @@
-// Trees of state as messages between ranks: what there is, with the small values themselves.
-//
-// A tensor with dimensions travels as its dtype, its shape and the boxes of its pieces; a tensor
-// without is there with its bytes, as are all tensors inside lists and tuples, which no unit
-// shards. Failures travel too: a rank that cannot say what it has says why.
+// Lists in messages.
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "tessera/comm.h"
 #include "tessera/value.h"
 
 namespace tessera::detail {
+
+// "a, b, c".
+[[nodiscard]] inline std::string joined(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const auto& text : texts) all += (all.empty() ? "" : ", ") + text;
+  return all;
+}
+
+// Trees of state as messages between ranks: what there is, with the small values themselves.
+//
+// A tensor with dimensions travels as its dtype, its shape and the boxes of its pieces; a tensor
+// without is there with its bytes, as are all tensors inside lists and tuples, which no unit
+// shards. Failures travel too: a rank that cannot say what it has says why.
 
 [[nodiscard]] Bytes pack_tree(const Value& tree);
 // Tensors of which only the description travelled have pieces without storage. Throws `corrupt` for

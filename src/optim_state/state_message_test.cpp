@@ -1,8 +1,8 @@
 #include "optim_state/state_message.h"
 
-#include <gtest/gtest.h>
-
 #include <cstring>
+
+#include <gtest/gtest.h>
 
 #include "conformance/fake_device.h"
 #include "tessera/error.h"

@@ -5,10 +5,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "fsdp/state/redistribute.h"
-#include "optim/state_key.h"
+#include "fsdp/state/sharded_load.h"
+#include "optim/optimizer_state.h"
 #include "optim_state/state_message.h"
-#include "optim_state/text.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "value/render.h"

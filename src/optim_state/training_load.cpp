@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "checkpoint/tree/tree.h"
+#include "checkpoint/open/tree.h"
 #include "fsdp/state/model_state.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"

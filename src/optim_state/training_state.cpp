@@ -1,5 +1,3 @@
-#include "tessera/training_state.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -7,14 +5,17 @@
 
 #include "base/digest.h"
 #include "checkpoint/open/kinds.h"
-#include "comm/text.h"
+#include "comm/message.h"
 #include "comm/whereabouts.h"
-#include "fsdp/state/rank0_buffers.h"
+#include "fsdp/state/model_state.h"
 #include "fsdp/unit/registry.h"
 #include "optim_state/training_load.h"
+#include "optim_state/training_tree.h"
+#include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "tessera/group_checkpoint.h"
-#include "torch/host_bytes.h"
+#include "tessera/snapshot.h"
+#include "tessera/training_state.h"
 #include "torch/tensor.h"
 
 namespace tessera {
@@ -154,6 +155,18 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
 
 LoadReport load(TrainingState& state, const Location& where, Group& group) {
   return load(state, where, {}, group);
+}
+
+Snapshot::Snapshot(const TrainingState& state)
+    : tree_(detail::host_copy(detail::tree_to_save(state, 0))) {}
+
+void Snapshot::restore(TrainingState& state) const {
+  const auto alone = solo_group();
+  const LoadOptions options;
+  auto loads = detail::loads_of(state, options, alone->rank(), alone->size());
+  const auto contents = detail::checkpoint_of(tree_);
+  detail::load_all(loads, contents, *alone,
+                   [&](Value& tree) { return load(tree, contents, options, *alone); });
 }
 
 }  // namespace tessera

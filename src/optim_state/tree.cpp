@@ -1,15 +1,19 @@
 #include "optim_state/tree.h"
 
-#include <torch/torch.h>
-
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "base/one_of.h"
-#include "checkpoint/tree/tree.h"
-#include "fsdp/state/redistribute.h"
+#include <torch/torch.h>
+
+#include "base/text.h"
+#include "checkpoint/open/tree.h"
+#include "fsdp/state/sharded_load.h"
+#include "optim_state/state_message.h"
+#include "tessera/error.h"
 #include "torch/tensor.h"
+#include "value/render.h"
 
 namespace tessera::detail {
 namespace {
@@ -94,6 +98,137 @@ Value stored_part(const Checkpoint& checkpoint, const Path& path) {
     below.push_back(std::move(part));
   }
   return unflatten(below);
+}
+
+namespace {
+
+constexpr std::string_view kState = "state.", kGroups = "param_groups.";
+
+void require_flat(const Value& value, const std::string& key) {
+  const bool is_possible = is_one_of(value.kind(), Value::Kind::tensor, Value::Kind::boolean,
+                                     Value::Kind::integer, Value::Kind::real);
+  if (is_possible) return;
+  throw Error(
+      ErrorCode::unsupported,
+      "only states that are tensors, numbers or dicts have flat keys; this one is " + render(value))
+      .at_key(key);
+}
+
+void add_flat(const Value& state, const std::string& prefix, std::vector<Value::Pair>& into) {
+  for (const auto& [key, value] : state.pairs()) {
+    const auto name = prefix + "." + key_text(key);
+    if (value.is(Value::Kind::dict)) {
+      add_flat(value, name, into);
+      continue;
+    }
+    require_flat(value, name);
+    into.emplace_back(name, value);
+  }
+}
+
+// Along the parts of `entry` between its dots.
+void insert(Value& into, std::string_view entry, const Value& value) {
+  const auto dot = entry.find('.');
+  if (dot == std::string_view::npos) return into.set_item(std::string(entry), value);
+  const auto first = entry.substr(0, dot);
+  if (into.find(first) == nullptr) into.set_item(std::string(first), Value::dict());
+  auto& inner = into.at(first);
+  if (!inner.is(Value::Kind::dict))
+    throw Error(ErrorCode::mismatch, "a value and values below it").at_key(std::string(entry));
+  insert(inner, entry.substr(dot + 1), value);
+}
+
+struct OfParameter {
+  std::string name;  // its first one; empty: no parameter is meant
+  std::string_view entry;
+};
+
+// Of what begins with several names of parameters, the longest is meant.
+OfParameter split(const OptimModel& model, std::string_view key) {
+  for (auto dot = key.rfind('.'); dot != std::string_view::npos && dot > 0;
+       dot = key.rfind('.', dot - 1)) {
+    const auto name = model.first_name(std::string(key.substr(0, dot)));
+    if (!name.empty()) return {name, key.substr(dot + 1)};
+  }
+  return {};
+}
+
+void require_same_options(const std::string& name, const Value& options,
+                          const std::string& first_name, const Value& first) {
+  if (same_value(options, first)) return;
+  throw Error(ErrorCode::mismatch,
+              "All the parameters in the same parameter group should have the same saved "
+              "param_group value, but those of " +
+                  name + " are " + render(options) + " and those of " + first_name + " " +
+                  render(first))
+      .at_key(std::string(kGroups) + name);
+}
+
+}  // namespace
+
+bool has_flat_keys(const Value& state) {
+  return state.find("state") == nullptr && state.find("param_groups") == nullptr;
+}
+
+Value with_flat_keys(const Value& state) {
+  std::vector<Value::Pair> flat;
+  for (const auto& [key, entries] : state.at("state").pairs())
+    add_flat(entries, std::string(kState) + key_text(key), flat);
+  for (const auto& group : state.at("param_groups").items()) {
+    for (const auto& name : group.at("params").items()) {
+      for (const auto& [key, value] : group.pairs()) {
+        if (!(key == Value("params")))
+          flat.emplace_back(std::string(kGroups) + key_text(name) + "." + key_text(key), value);
+      }
+    }
+  }
+  return Value::dict(std::move(flat));
+}
+
+FlatKeys::FlatKeys(const OptimModel& model, const Value& state) : model_(model) {
+  for (const auto& [key, value] : state.pairs()) {
+    if (key.is(Value::Kind::string)) add(key.as_string(), value);
+  }
+}
+
+void FlatKeys::add(const std::string& key, const Value& value) {
+  for (const auto& [prefix, into] : {std::pair{kState, &states_}, std::pair{kGroups, &options_}}) {
+    if (!key.starts_with(prefix)) continue;
+    const auto [name, entry] = split(model_, std::string_view(key).substr(prefix.size()));
+    if (name.empty()) continue;
+    insert(into->try_emplace(name, Value::dict()).first->second, entry, value);
+  }
+}
+
+Value FlatKeys::options_for(const std::vector<std::string>& names) const {
+  const std::string* first = nullptr;
+  for (const auto& name : names) {
+    if (!options_.contains(name)) continue;
+    if (first != nullptr)
+      require_same_options(name, options_.at(name), *first, options_.at(*first));
+    if (first == nullptr) first = &name;
+  }
+  if (first != nullptr) return Value::dict(options_.at(*first).pairs());
+  if (names.empty()) return Value::dict();  // nobody's options have no key
+  throw Error(ErrorCode::mismatch, "the state has no options for " + joined(names))
+      .at_key(std::string(kGroups) + names.front());
+}
+
+Value FlatKeys::tree_for(const OptimizerRef& optim) const {
+  std::vector<Value::Pair> states;
+  Value::List groups;
+  for (const auto& group : params_by_group(model_, optim)) {
+    const auto names = names_of(group);
+    auto options = options_for(names);
+    options.set_item("params", Value::list(Value::List(names.begin(), names.end())));
+    groups.push_back(std::move(options));
+    for (const auto& name : names) {
+      if (const auto state = states_.find(name); state != states_.end())
+        states.emplace_back(name, state->second);
+    }
+  }
+  return Value::dict({{"state", Value::dict(std::move(states))},
+                      {"param_groups", Value::list(std::move(groups))}});
 }
 
 }  // namespace tessera::detail

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork.h"
+#include "base/process.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
 

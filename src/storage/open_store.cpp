@@ -5,17 +5,17 @@
 #include <string_view>
 #include <utility>
 
-#include "storage/names.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 #include "tessera/prepare_store.h"
 #ifdef TESSERA_REMOTE
-#include "base/fork.h"
+#include "base/process.h"
 #include "storage/http/client.h"
-#include "storage/http/curl_library.h"
 #include "storage/http/http_store.h"
+#include "storage/http/shared_library.h"
 #include "storage/http/uri.h"
-#include "storage/s3/crypto_library.h"
 #include "storage/s3/s3_store.h"
+#include "storage/s3/sigv4.h"
 #endif
 
 namespace tessera {

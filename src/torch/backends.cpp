@@ -13,9 +13,9 @@
 #include <string_view>
 
 #include "tessera/error.h"
-#include "torch/gloo_wire.h"
+#include "torch/delegating_backend.h"
 #include "torch/same_host_backend.h"
-#include "torch/staged_backend.h"
+#include "torch/torch_group.h"
 
 namespace tessera {
 namespace {

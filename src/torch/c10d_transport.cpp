@@ -1,4 +1,4 @@
-#include "torch/c10d_transport.h"
+#include "torch/transport.h"
 
 #include <utility>
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork.h"
+#include "base/process.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -5,13 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "base/fork.h"
+#include "base/process.h"
 #include "comm/whereabouts.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"
-#include "torch/defined.h"
-#include "torch/kept_mesh.h"
 #include "torch/mesh_state.h"
 #include "torch/tensor.h"
 

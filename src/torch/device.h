@@ -2,10 +2,16 @@
 // have happened there before ranks compute.
 #pragma once
 
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
-#include <functional>
-#include <vector>
+#include "tessera/comm.h"
 
 namespace tessera {
 
@@ -31,5 +37,71 @@ void replace_data(const at::Tensor& tensor, const at::Tensor& data);
 // may get a kernel with an error of 2e-4 for that call (pytorch/pytorch#188792). Makes these first
 // calls, once a process; other threads that come here wait for the end.
 void settle_vector_math();
+
+// A device that several ranks share: NCCL's collectives end there with words of its own, at the
+// first of them, or wait for ever.
+
+// The device of a rank.
+struct RankDevice {
+  std::string name;      // as the rank calls it
+  std::string host;      // for people
+  std::string machine;   // the kernel's boot id: containers of one machine have the same
+  std::string physical;  // which device of the machine it is
+};
+
+// By rank. Collective.
+[[nodiscard]] std::vector<RankDevice> everyones_device(Group& group, torch::Device mine);
+
+// Throws `invalid_argument` that names the ranks which share a device, the first one of those.
+void require_own_devices(const std::vector<RankDevice>& by_rank);
+
+// A stream of a device beside the one that computes.
+
+// Of the thread's current stream of `device`.
+inline c10::Event mark_current(at::Device device) {
+  c10::Event event(device.type());
+  event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return event;
+}
+// What follows on the current stream comes after `event`.
+inline void make_current_wait(const c10::Event& event, at::Device device) {
+  event.block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+// Whether the current stream of `device` records a graph. Before 2.13 libtorch does not tell: there
+// CUDA itself refuses to wait for what is outside of the graph.
+template <typename Guard = c10::impl::VirtualGuardImpl>
+bool is_capturing(at::Device device) {
+  if constexpr (requires(const Guard& guard, c10::Stream stream) {
+                  guard.isStreamCapturing(stream);
+                }) {
+    const Guard guard(device.type());
+    return guard.isStreamCapturing(guard.getStream(device));
+  } else {
+    return false;
+  }
+}
+
+class SideStream {
+ public:
+  // Its work goes before that of other streams. It comes after what the current stream has begun.
+  explicit SideStream(at::Device device)
+      : stream_(c10::impl::VirtualGuardImpl(device.type())
+                    .getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {
+    follow_current();
+  }
+  [[nodiscard]] const c10::Stream& stream() const noexcept { return stream_; }
+  // What follows on it comes after what the current stream has begun.
+  void follow_current() const { mark_current(stream_.device()).block(stream_); }
+  // Of what it has begun.
+  [[nodiscard]] c10::Event mark() const {
+    c10::Event event(stream_.device_type());
+    event.record(stream_);
+    return event;
+  }
+
+ private:
+  c10::Stream stream_;
+};
 
 }  // namespace tessera

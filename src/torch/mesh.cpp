@@ -9,22 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "base/fork.h"
+#include "base/process.h"
 #include "comm/launcher.h"
 #include "tessera/error.h"
 #include "torch/backends.h"
 #include "torch/c10_error.h"
-#include "torch/c10d_transport.h"
-#include "torch/defined.h"
 #include "torch/device.h"
-#include "torch/gloo_wire.h"
 #include "torch/mesh_state.h"
-#include "torch/own_devices.h"
-#include "torch/pairwise_transport.h"
 #include "torch/rendezvous.h"
-#include "torch/same_host_transport.h"
 #include "torch/tensor.h"
 #include "torch/torch_group.h"
+#include "torch/transport.h"
 
 namespace tessera {
 namespace {

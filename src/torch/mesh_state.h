@@ -7,7 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork.h"
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "base/process.h"
 #include "tessera/mesh.h"
 #include "torch/call_names.h"
 #include "torch/transport.h"
@@ -66,3 +69,23 @@ inline Mesh mesh_of(std::shared_ptr<MeshState> state) noexcept {
 }
 
 }  // namespace tessera::detail
+
+namespace tessera {
+
+// A mesh among what a forward keeps for its backward.
+
+struct KeptMesh : torch::CustomClassHolder {
+  explicit KeptMesh(Mesh kept) : mesh(std::move(kept)) {}
+  Mesh mesh;
+};
+
+inline void keep_mesh(torch::autograd::AutogradContext& context, const Mesh& mesh) {
+  context.saved_data["mesh"] = c10::IValue::make_capsule(c10::make_intrusive<KeptMesh>(mesh));
+}
+
+inline Mesh kept_mesh(torch::autograd::AutogradContext& context) {
+  const auto kept = context.saved_data["mesh"].toCapsule();
+  return static_cast<const KeptMesh&>(*kept).mesh;
+}
+
+}  // namespace tessera

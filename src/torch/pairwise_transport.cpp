@@ -1,4 +1,4 @@
-#include "torch/pairwise_transport.h"
+#include "torch/transport.h"
 
 #include <torch/torch.h>
 
@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "torch/c10_error.h"
-#include "torch/c10d_transport.h"
-#include "torch/slice_sums.h"
 
 namespace tessera {
 namespace {

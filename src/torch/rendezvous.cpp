@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork.h"
+#include "base/process.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
-#include "torch/gloo_wire.h"
+#include "torch/torch_group.h"
 
 namespace tessera {
 namespace {

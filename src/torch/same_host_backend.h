@@ -1,20 +1,55 @@
+// A collective under way through shared memory.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "same_host/same_host.h"
+
+namespace tessera {
+
+class SameHostWork final : public c10d::Work {
+ public:
+  struct Options {
+    c10d::OpType type;
+    std::chrono::milliseconds deadline;
+    std::vector<at::Tensor> outputs;
+  };
+  SameHostWork(std::shared_ptr<same_host::Exchange> exchange, std::uint64_t number,
+               Options options);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  void synchronize() override {}
+  bool wait(std::chrono::milliseconds timeout) override;
+  void abort() override { exchange_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::uint64_t getSequencenumber() const override { return number_; }
+
+ private:
+  void end(std::exception_ptr failure);
+
+  const std::shared_ptr<same_host::Exchange> exchange_;
+  const std::uint64_t number_;  // of the call
+  const std::chrono::milliseconds deadline_;
+  const std::vector<at::Tensor> outputs_;
+};
+
 // A c10d backend for ranks that share a host: collectives through shared memory.
 //
 // Works make progress inside calls of this rank: when the next collective starts, and in
 // isCompleted and wait of any work; there is no thread behind them. getFuture waits. A deadline
 // counts from the wait on. Tensors are dense, contiguous and on the CPU. After the first failure
 // (Error `timeout`, `peer_failed` or `mismatch`) every later collective throws it again.
-#pragma once
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include <chrono>
-#include <memory>
-
-#include "comm/same_host/exchange.h"
-
-namespace tessera {
 
 struct SameHostOptions {
   bool wanted = true;  // false: this rank does not take part

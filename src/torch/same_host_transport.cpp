@@ -1,4 +1,4 @@
-#include "torch/same_host_transport.h"
+#include "torch/transport.h"
 
 #include <torch/torch.h>
 
@@ -7,11 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "comm/same_host/collectives.h"
+#include "same_host/same_host.h"
 #include "torch/c10_error.h"
-#include "torch/c10d_transport.h"
 #include "torch/same_host_backend.h"
-#include "torch/slice_sums.h"
 #include "torch/tensor.h"
 
 namespace tessera {

@@ -1,12 +1,14 @@
 #include "torch/tensor.h"
 
-#include <torch/torch.h>
-
 #include <array>
 #include <utility>
 
+#include <torch/torch.h>
+
 #include "layout/boxes.h"
 #include "tessera/error.h"
+#include "tessera/parameter.h"
+#include "tessera/tensor_value.h"
 #include "torch/device_memory.h"
 #include "value/storage_reader.h"
 
@@ -156,6 +158,26 @@ at::Tensor tensor_of(const Tensor& leaf) {
                                  piece.storage->data + piece.storage_offset * size, leaf.shape,
                                  strides, [storage = piece.storage](void*) {},
                                  at::TensorOptions(scalar_type_of(leaf.dtype))));
+}
+
+Value to_value(const torch::Tensor& tensor) {
+  require_defined("to_value", tensor);
+  return leaf_of(tensor);
+}
+
+torch::Tensor to_tensor(const Value& value) {
+  return tensor_of(value.as_tensor());
+}
+
+torch::Tensor to_tensor(const Tensor& tensor) {
+  return tensor_of(tensor);
+}
+
+std::vector<torch::Tensor> local_tensors(const std::vector<ShardedParameter>& parameters) {
+  std::vector<torch::Tensor> tensors;
+  tensors.reserve(parameters.size());
+  for (const auto& parameter : parameters) tensors.push_back(parameter.local);
+  return tensors;
 }
 
 }  // namespace tessera

@@ -1,11 +1,24 @@
-// at::Tensor and the tensor leaves of value trees: the same memory under both names.
+// What every function that takes a caller's tensor asks first: libtorch's own words for an
+// undefined one say neither what is wrong nor whose mistake it is.
 #pragma once
 
+#include <cstddef>
+#include <span>
+
+#include <ATen/core/Tensor.h>
 #include <torch/types.h>
 
+#include "tessera/error.h"
 #include "tessera/value.h"
 
 namespace tessera {
+
+inline void require_defined(const char* operation, const at::Tensor& tensor) {
+  if (!tensor.defined())
+    throw Error(ErrorCode::invalid_argument, "an undefined tensor").while_doing(operation);
+}
+
+// at::Tensor and the tensor leaves of value trees: the same memory under both names.
 
 // Each throws `unsupported` for a type that the other side lacks.
 [[nodiscard]] DType dtype_of(at::ScalarType type);
@@ -38,5 +51,17 @@ void make_plain(const at::Tensor& tensor);
 // A tensor over the memory of such a leaf; it keeps the memory alive. Throws `unsupported` for
 // leaves that are elsewhere or in parts.
 [[nodiscard]] at::Tensor tensor_of(const Tensor& leaf);
+
+// A tensor's elements as bytes in the host's memory.
+
+// What the tensor is, contiguous on the host; the tensor itself where it is that already.
+[[nodiscard]] inline at::Tensor to_host(const at::Tensor& tensor) {
+  return plain(tensor.detach()).cpu().contiguous();
+}
+
+// Of what to_host gave, which has to live as long.
+[[nodiscard]] inline std::span<const std::byte> host_bytes(const at::Tensor& host) {
+  return {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()};
+}
 
 }  // namespace tessera

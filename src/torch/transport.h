@@ -6,16 +6,25 @@
 // `peer_failed`.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-#include <torch/types.h>
-
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <c10/core/ScalarType.h>
+#include <torch/types.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "same_host/same_host.h"
+#include "torch/call_names.h"
+#include "torch/tensor.h"
 
 namespace tessera {
 
@@ -137,5 +146,64 @@ class Transport {
 
 // One rank alone: nothing travels.
 [[nodiscard]] std::unique_ptr<Transport> make_solo_transport();
+
+// Transport by the collectives of a c10d process group (Gloo, NCCL).
+
+// `reductions`: a group of the same ranks for sums; null: `group`.
+[[nodiscard]] std::unique_ptr<Transport> make_c10d_transport(
+    c10::intrusive_ptr<c10d::ProcessGroup> group,
+    c10::intrusive_ptr<c10d::ProcessGroup> reductions = {});
+
+// Transport by messages between pairs of ranks, for Gloo: its collectives hand their work to
+// threads, its messages do not, and its reduce-scatter moves twice what it has to.
+// docs/performance.md has the numbers.
+
+// Null without `names`: unless `group` is Gloo's.
+[[nodiscard]] std::unique_ptr<Transport> make_pairwise_transport(
+    c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<CallNames> names);
+
+// Transport through the memory that the ranks of one host share: shards and gradients are copied
+// from where they are into slots, and from slots to where they are needed; no array in between.
+
+// Null when the ranks of `group` do not share a host.
+[[nodiscard]] std::unique_ptr<Transport> make_same_host_transport(
+    c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+// The arithmetic of Channel::start_reduce, for transports that add up themselves.
+
+// What same_host::reduce calls `type`, when slices of it can be added up.
+inline std::optional<DType> summable(at::ScalarType type) {
+  if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16)
+    return std::nullopt;
+  return dtype_of(type);
+}
+
+// Dividing right after adding gives the bits of dividing what was rounded to the type.
+inline bool divides_at_once(at::ScalarType type) {
+  return type == at::kFloat || type == at::kDouble;
+}
+
+// Elements [begin, begin + part.numel()) of a sum: adds up `sources`, one a rank, in their order,
+// into `part`, which may be one of them, and divides what of it is to be averaged, if that can be
+// done at once.
+inline void add_up(const SliceSum& sum, std::int64_t begin, std::vector<const std::byte*> sources,
+                   const at::Tensor& part) {
+  const auto dtype = *summable(sum.dtype);
+  const auto count = part.numel();
+  const auto averaged = divides_at_once(sum.dtype)
+                            ? std::clamp<std::int64_t>(sum.averaged - begin, 0, count)
+                            : std::int64_t{0};
+  auto* out = static_cast<std::byte*>(part.mutable_data_ptr());
+  same_host::reduce(dtype, same_host::Reduction::average, sources, out, averaged);
+  const auto bytes = static_cast<std::size_t>(averaged) * c10::elementSize(sum.dtype);
+  for (auto& source : sources) source += bytes;
+  same_host::reduce(dtype, same_host::Reduction::sum, sources, out + bytes, count - averaged);
+}
+
+// The rest of the division, when all of `values` is there.
+inline void divide_rest(const SliceSum& sum, int ranks, const at::Tensor& values) {
+  if (sum.averaged > 0 && !divides_at_once(sum.dtype))
+    values.narrow(0, 0, sum.averaged).div_(ranks);
+}
 
 }  // namespace tessera

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "tessera/error.h"
-#include "torch/c10d_transport.h"
 #include "torch/mesh_state.h"
 #include "torch/testing.h"
+#include "torch/transport.h"
 
 namespace tessera {
 namespace {

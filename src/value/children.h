@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -115,5 +116,26 @@ void for_each_child(const Value& value, Visit visit) {
     visit_object(value.as_object(), visit);
   }
 }
+
+// Proof that a value can be walked: a caller may have built anything.
+
+// Containers and objects inside one another. Readers take 1000; a walk that calls itself for each
+// level stays within a thread's stack.
+inline constexpr std::size_t kMaxLevels = 2000;
+
+// Throws `invalid_argument` for a value that contains itself and `limit` for one of more than
+// kMaxLevels levels, naming a place. The work is bounded by the nodes, not by the paths to them.
+void require_walkable(const Value& value);
+
+// Trees of their own.
+
+// Gives what stands for a node in a copy; none: the node's own copy.
+using Replacement = std::function<std::optional<Value>(const Value& node)>;
+
+// A copy of a walkable tree whose containers, objects, tensors and descriptions of
+// storages are its own, so that changing one tree leaves the other as it is; the bytes of storages
+// are shared. What one tree shares between places its copy shares, too. `replacement`, if there is
+// one, is asked once for each node that is not a number, a string or the like.
+[[nodiscard]] Value copy_tree(const Value& tree, const Replacement& replacement = {});
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 // Dict nodes: pairs in order of insertion, with an index by key once there are many.
 #include "tessera/error.h"
-#include "value/hash.h"
+#include "value/equality.h"
 #include "value/node.h"
 #include "value/render.h"
 

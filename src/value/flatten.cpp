@@ -8,7 +8,6 @@
 #include "tessera/error.h"
 #include "tessera/leaf.h"
 #include "value/children.h"
-#include "value/depth.h"
 #include "value/render.h"
 
 namespace tessera {

@@ -1,9 +1,11 @@
 // Tensors inside values that are no tensors: in tuples, in objects, as keys.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/layout.h"
 #include "tessera/leaf.h"
 #include "tessera/value.h"
 
@@ -26,5 +28,14 @@ struct NamedTensor {
 // Every tensor node of these leaves, themselves and what is inside of them, once: under the first
 // name that leads to it.
 [[nodiscard]] std::vector<NamedTensor> all_tensors(const std::vector<Leaf>& leaves);
+
+// torch.Size as data.
+
+// The sizes that `value` stands for: a tuple or list of integers, or an object torch.Size((...)).
+// None when it is something else or a number leaves 64 bits.
+[[nodiscard]] std::optional<Shape> size_from(const Value& value);
+
+// The object torch.Size((...)).
+[[nodiscard]] Value size_object(const Shape& shape);
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "base/utf8.h"
+#include "base/text.h"
 #include "value/children.h"
 #include "value/integer.h"
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "base/checked.h"
-#include "io/borrowed.h"
+#include "base/numbers.h"
+#include "io/source.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
 

@@ -8,9 +8,9 @@
 
 #include "tessera/error.h"
 #include "tessera/leaf.h"
-#include "value/hash.h"
+#include "value/equality.h"
+#include "value/inner_tensors.h"
 #include "value/integer.h"
-#include "value/size.h"
 
 namespace tessera {
 namespace {

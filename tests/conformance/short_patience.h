@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include "base/look_again.h"
+#include "base/parallel.h"
 
 namespace tessera::testing {
 

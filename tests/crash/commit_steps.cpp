@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "comm/tree_group.h"
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
 #include "stepping_store.h"

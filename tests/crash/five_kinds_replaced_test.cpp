@@ -6,7 +6,7 @@
 #include <array>
 #include <utility>
 
-#include "checkpoint/open/snapshot_store.h"
+#include "checkpoint/open/located.h"
 #include "stepping_store.h"
 #include "tessera/checkpoint.h"
 

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/fd.h"
-#include "comm/wire.h"
+#include "base/process.h"
+#include "comm/edge.h"
 #include "tessera/error.h"
 
 namespace tessera::testing {

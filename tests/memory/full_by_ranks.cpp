@@ -19,7 +19,7 @@
 
 #include "comm/tree_group.h"
 #include "crash/socket_wire.h"
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "multirank/forked_ranks.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"

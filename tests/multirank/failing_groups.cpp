@@ -38,7 +38,7 @@
 #include "comm/confer.h"
 #include "comm/long_work.h"
 #include "forked_ranks.h"
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/mesh.h"

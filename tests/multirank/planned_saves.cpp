@@ -24,16 +24,16 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/save/data_file.h"
+#include "checkpoint/save/data_files.h"
 #include "checkpoint/save/save_plan.h"
-#include "comm/tree.h"
+#include "comm/tree_links.h"
 #include "conformance/forwarding_group.h"
 #include "forked_ranks.h"
 #include "format/dcp/dcp.h"
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 #include "tessera/mesh.h"
-#include "torch/gloo_wire.h"
+#include "torch/torch_group.h"
 
 namespace {
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/group_checkpoint.h"

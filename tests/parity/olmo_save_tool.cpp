@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 
 namespace {

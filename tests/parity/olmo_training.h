@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "format/olmo/config.h"
+#include "format/olmo/yaml.h"
 #include "parity/olmo_model.h"
 #include "tessera/checkpointer.h"
 #include "tessera/error.h"

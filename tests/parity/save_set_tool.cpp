@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 
 namespace {

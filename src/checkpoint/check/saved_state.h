@@ -1,8 +1,11 @@
-// The digests of a training state that a save left in the checkpoint, beside its tensors.
+// The files of an open checkpoint, as what is read of them is checked.
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <stop_token>
+#include <string>
 #include <vector>
 
 #include "tessera/checkpoint.h"
@@ -10,6 +13,13 @@
 #include "tessera/verify.h"
 
 namespace tessera {
+
+using SourceByName = std::map<std::string, std::shared_ptr<const ByteSource>>;
+
+// Every file with the digests that there are for it; by the source's name.
+[[nodiscard]] SourceByName sources_of(const Checkpoint& checkpoint);
+
+// The digests of a training state that a save left in the checkpoint, beside its tensors.
 
 // A tensor of the model or the optimizer, as it is stored, and its digest.
 struct DigestedTensor {

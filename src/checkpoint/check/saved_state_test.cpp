@@ -1,15 +1,19 @@
-// Digests of a training state that do not fit its tensors: checkpoint-rows O-40, O-50, O-60, O-72.
-#include <gmock/gmock.h>
+#include "checkpoint/check/saved_state.h"
 
 #include <atomic>
+
+#include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/digests/state_file.h"
+#include "checkpoint/read/side_file.h"
 #include "checkpoint/together/testing.h"
-#include "storage/sub_store.h"
+#include "storage/forwarding_store.h"
 #include "tessera/verify.h"
 
 namespace tessera {
+
+// Digests of a training state that do not fit its tensors: checkpoint-rows O-40, O-50, O-60, O-72.
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

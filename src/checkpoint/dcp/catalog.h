@@ -1,9 +1,4 @@
-// The catalog of a DCP checkpoint: all that one rank learns when it opens it, as bytes from which
-// others can load without asking the store for it again.
-//
-// A large job has millions of chunks. What is known of them stands in columns of equal width, so
-// that nobody has to decode them all: who needs a chunk looks it up. Catalogs travel between the
-// ranks of one job and are never stored.
+// Shapes and paths in messages between ranks.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +9,28 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/digests/side_file.h"
+#include "checkpoint/read/side_file.h"
 #include "comm/message.h"
 #include "format/dcp/dcp.h"
 #include "tessera/checkpoint.h"
+#include "tessera/leaf.h"
 #include "tessera/storage.h"
 #include "tessera/value.h"
 
 namespace tessera {
+
+void write_shape(MessageWriter& message, const Shape& shape);
+[[nodiscard]] Shape read_shape(MessageReader& message);
+
+void write_path(MessageWriter& message, const Path& path);
+[[nodiscard]] Path read_path(MessageReader& message);
+
+// The catalog of a DCP checkpoint: all that one rank learns when it opens it, as bytes from which
+// others can load without asking the store for it again.
+//
+// A large job has millions of chunks. What is known of them stands in columns of equal width, so
+// that nobody has to decode them all: who needs a chunk looks it up. Catalogs travel between the
+// ranks of one job and are never stored.
 
 // Where an item is.
 struct ItemRange {

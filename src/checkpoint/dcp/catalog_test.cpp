@@ -1,10 +1,10 @@
 #include "checkpoint/dcp/catalog.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
-#include "checkpoint/dcp/metadata_file.h"
+#include <gtest/gtest.h>
+
+#include "checkpoint/dcp/read_catalog.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 
-#include "base/checked.h"
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/dcp/sharding_info.h"
-#include "checkpoint/digests/tail.h"
-#include "checkpoint/read/zstd_source.h"
+#include "base/numbers.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/read/tail.h"
+#include "checkpoint/read/zstd.h"
 #include "format/torch/torch_file.h"
 #include "storage/lazy_source.h"
 #include "tessera/error.h"

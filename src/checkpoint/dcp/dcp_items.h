@@ -14,7 +14,7 @@
 #include "checkpoint/dcp/catalog.h"
 #include "format/dcp/dcp.h"
 #include "format/safetensors/safetensors.h"
-#include "storage/near_objects.h"
+#include "storage/storage.h"
 #include "tessera/storage.h"
 #include "tessera/value.h"
 

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "base/digest.h"
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/digests/guard.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/read/guard.h"
 #include "tessera/error.h"
 
 namespace tessera {

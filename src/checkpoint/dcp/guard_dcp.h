@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/digests/side_file.h"
+#include "checkpoint/read/side_file.h"
 #include "format/dcp/dcp.h"
 #include "tessera/storage.h"
 

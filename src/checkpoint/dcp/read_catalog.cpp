@@ -4,16 +4,108 @@
 #include <map>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/guard_dcp.h"
-#include "checkpoint/dcp/metadata_file.h"
 #include "format/pickle/pickle.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
 #include "tessera/error.h"
+#include "tessera/io.h"
 #include "value/inner_tensors.h"
 
 namespace tessera {
+namespace {
+
+constexpr std::string_view kPrefix = "__";  // a rank follows
+
+}  // namespace
+
+dcp::Metadata read_dcp_metadata(const Store& store, std::string_view name) {
+  return read_dcp_metadata(*store.open(name));
+}
+
+dcp::Metadata read_dcp_metadata(const ByteSource& file) {
+  try {
+    return dcp::decode(read_all(file, kMetadataLimit));
+  } catch (Error& error) {
+    throw error.at_path(file.name());
+  }
+}
+
+std::string rank_metadata(int rank) {
+  return std::string(kPrefix) + std::to_string(rank).append(kDcpMetadata);
+}
+
+bool is_rank_metadata(std::string_view name) {
+  return number_between(kPrefix, name, kDcpMetadata).has_value();
+}
+
+std::optional<int> rank_of_data_file(std::string_view name) {
+  const std::size_t end = name.find('_', std::min(kPrefix.size(), name.size()));
+  return end == std::string_view::npos ? std::nullopt
+                                       : number_between(kPrefix, name.substr(0, end), "");
+}
+
+std::set<std::string> named_files(const dcp::Metadata& metadata) {
+  std::set<std::string> named;
+  for (const dcp::Entry& entry : metadata.entries) {
+    if (!entry.is_tensor) named.insert(entry.item.path);
+    for (const dcp::Chunk& chunk : entry.chunks) named.insert(chunk.item.path);
+  }
+  return named;
+}
+
+bool is_attempt_name(std::string_view name) {
+  return rank_of_data_file(name) && name.ends_with(".distcp") &&
+         std::count(name.begin(), name.end(), '_') == 4;
+}
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMaxDepth = 3;  // the object, a tensor's object, its offsets
+
+std::int64_t offset_of(const Json& number, const std::string& name) {
+  const bool fits = number.is_number_unsigned() && number.get<std::uint64_t>() <= INT64_MAX;
+  if (!fits) throw Error(ErrorCode::corrupt, "a saved offset is " + number.dump()).at_key(name);
+  return number.get<std::int64_t>();
+}
+
+Shape offsets_of(const Json& json, const std::string& name) {
+  if (!json.is_array()) throw Error(ErrorCode::corrupt, "saved_offsets are no list").at_key(name);
+  Shape offsets;
+  for (const Json& number : json) offsets.push_back(offset_of(number, name));
+  return offsets;
+}
+
+Json parsed(const std::string& text) {
+  return Json::parse(text, [](int depth, Json::parse_event_t, Json&) {
+    if (depth <= kMaxDepth) return true;
+    throw Error(ErrorCode::corrupt, std::string(kShardingKey) + " is nested too deep");
+  });
+}
+
+}  // namespace
+
+std::map<std::string, Shape> sharding_offsets(const std::map<std::string, std::string>& metadata) {
+  std::map<std::string, Shape> offsets;
+  const auto entry = metadata.find(kShardingKey);
+  if (entry == metadata.end()) return offsets;
+  try {
+    const Json json = parsed(entry->second);
+    for (const auto& [name, info] : json.items()) {
+      offsets[name] = offsets_of(info.at("saved_offsets"), name);
+    }
+  } catch (const Json::exception& error) {
+    throw Error(ErrorCode::corrupt, std::string(kShardingKey) + ": " + error.what());
+  }
+  return offsets;
+}
+
 namespace {
 
 // The number of ranks, from file names; 0 when the names say nothing.

@@ -1,7 +1,11 @@
 #include "checkpoint/load/fill.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <string_view>
@@ -10,16 +14,21 @@
 
 #include "base/parallel.h"
 #include "base/recent_blocks.h"
-#include "checkpoint/load/chunk_job.h"
-#include "checkpoint/load/piece_job.h"
-#include "checkpoint/read/buffers.h"
+#include "checkpoint/load/jobs.h"
 #include "checkpoint/read/memory.h"
-#include "io/block_digests.h"
+#include "checkpoint/read/meter.h"
+#include "io/checked_source.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
-#include "layout/shared_memory.h"
 #include "layout/strided.h"
+#include "tessera/device_memory.h"
+#include "tessera/dtype.h"
 #include "tessera/error.h"
+#include "tessera/leaf.h"
+#include "tessera/restore.h"
+#include "value/children.h"
+#include "value/inner_tensors.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
@@ -268,6 +277,179 @@ void fill_all(const FillJob& job) {
   }
   carry_out(job, own);
   carry_out(job, others);
+}
+
+namespace {
+
+constexpr std::size_t kWindow = 64 << 10;     // bytes, a multiple of every element's
+constexpr std::size_t kMostWrites = 1 << 10;  // for a device at once
+
+enum class Filler : std::uint8_t { ones, top_bit, one };
+
+// All bits set are a NaN in every type that has one, except in those whose only NaN is what would
+// be a negative zero.
+Filler filler_of(DType dtype) {
+  switch (dtype) {
+    case DType::int64:
+    case DType::int32:
+    case DType::int16:
+    case DType::int8:
+    case DType::float8_e4m3fnuz:
+    case DType::float8_e5m2fnuz:
+      return Filler::top_bit;
+    case DType::bool8:
+      return Filler::one;
+    default:
+      return Filler::ones;
+  }
+}
+
+using Window = std::array<std::byte, kWindow>;
+
+// Elements without a value.
+void blank(DType dtype, Window& window) {
+  const Filler filler = filler_of(dtype);
+  window.fill(filler == Filler::ones ? std::byte{0xFF} : std::byte{0});
+  if (filler == Filler::ones) return;
+  const std::size_t element = size_of(dtype);
+  for (std::size_t last = element - 1; last < window.size(); last += element)
+    window[last] = filler == Filler::one ? std::byte{1} : std::byte{0x80};
+}
+
+// Calls `write(byte, size)` for windows of the piece's bytes, by their place in its storage.
+template <typename Write>
+void each_part(const Tensor& tensor, const Piece& piece, const Write& write) {
+  const std::size_t element = size_of(tensor.dtype);
+  const auto visit = [&](std::int64_t position, std::int64_t count) {
+    auto at = static_cast<std::size_t>(piece.storage_offset + position) * element;
+    const std::size_t end = at + static_cast<std::size_t>(count) * element;
+    for (; at < end; at += kWindow) write(at, std::min(kWindow, end - at));
+  };
+  const Shape sizes = array_of(piece.slice);
+  for_each_strided_run(sizes, strides_of(piece), 0, numel(sizes), visit);
+}
+
+void spoil_device(const Tensor& tensor, const Piece& piece, const Window& window) {
+  DeviceWriter writer(piece.storage->device);
+  std::vector<WriteRange> writes;
+  const auto write = [&] {
+    writer.write_ranges(writes);
+    writes.clear();
+  };
+  each_part(tensor, piece, [&](std::size_t at, std::size_t size) {
+    writes.push_back({at, {window.data(), size}});
+    if (writes.size() == kMostWrites) write();
+  });
+  write();
+  writer.finish();
+}
+
+void spoil(const Tensor& tensor, Window& window) {
+  blank(tensor.dtype, window);
+  for (const Piece& piece : tensor.pieces) {
+    if (!piece.storage || numel(piece.slice) == 0) continue;
+    if (piece.storage->device) {
+      spoil_device(tensor, piece, window);
+      continue;
+    }
+    each_part(tensor, piece, [&](std::size_t at, std::size_t size) {
+      std::memcpy(piece.storage->data + at, window.data(), size);
+    });
+  }
+}
+
+// Goes on behind a tensor that cannot be overwritten, and then says so.
+class Spoiler {
+ public:
+  void add(const Value& tensor) {
+    try {
+      spoil(tensor.as_tensor(), window_);
+    } catch (const std::exception& error) {
+      if (failed_.empty()) failed_ = error.what();
+    }
+  }
+
+  [[nodiscard]] Error told(const Error& failure) const {
+    Error all = failure;
+    all.while_doing(failed_.empty() ? "after which all that it was to fill is NaN or, of integers, "
+                                      "an extreme"
+                                    : "after which what it was to fill is undefined, and cannot "
+                                      "be overwritten: " +
+                                          failed_);
+    return all;
+  }
+
+ private:
+  Window window_ = {};
+  std::string failed_;
+};
+
+}  // namespace
+
+Error spoiled(const std::vector<Filling>& fillings, const Error& failure) {
+  Spoiler spoiler;
+  for (const Filling& filling : fillings) spoiler.add(filling.wanted);
+  return spoiler.told(failure);
+}
+
+Error spoiled(const Value& tree, const Error& failure) {
+  Spoiler spoiler;
+  for (const Leaf& leaf : leaves_of(tree)) {
+    if (leaf.value.is(Value::Kind::tensor)) spoiler.add(leaf.value);
+  }
+  return spoiler.told(failure);
+}
+
+namespace {
+
+bool is_known(const Tensor& tensor) {
+  const bool here = std::all_of(tensor.pieces.begin(), tensor.pieces.end(),
+                                [](const Piece& piece) { return piece.storage != nullptr; });
+  return here && (!tensor.pieces.empty() || numel(tensor.shape) == 0);
+}
+
+}  // namespace
+
+std::shared_ptr<Storage> fresh_storage(DType dtype, std::uint64_t bytes) {
+  auto storage = std::make_shared<Storage>();
+  storage->owner = std::shared_ptr<void>(
+      std::malloc(static_cast<std::size_t>(std::max<std::uint64_t>(bytes, 1))), std::free);
+  if (!storage->owner)
+    throw Error(ErrorCode::limit, "no memory for " + std::to_string(bytes) + " bytes");
+  storage->data = static_cast<std::byte*>(storage->owner.get());
+  storage->size = bytes;
+  storage->dtype = dtype;
+  return storage;
+}
+
+FreshMemory::FreshMemory(const std::vector<Leaf>& leaves) {
+  for (NamedTensor& named : all_tensors(leaves))
+    names_.emplace(named.tensor.identity(), std::move(named.name));
+}
+
+Value FreshMemory::of(const Value& tree) {
+  return copy_tree(tree, [this](const Value& node) -> std::optional<Value> {
+    if (!node.is(Value::Kind::tensor) || !is_known(node.as_tensor())) return std::nullopt;
+    return tensor(node);
+  });
+}
+
+Value FreshMemory::tensor(const Value& node) {
+  Tensor made = node.as_tensor();
+  const std::string& name = names_[node.identity()];
+  try {
+    require_bounded(made, name);
+    made.pieces = {Piece{whole(made.shape),
+                         fresh_storage(made.dtype, byte_size(made.dtype, made.shape)),
+                         0,
+                         {},
+                         -1}};
+  } catch (Error& error) {
+    throw error.at_key(name);
+  }
+  if (made.attributes) made.attributes = std::make_shared<const Value>(of(*made.attributes));
+  fillings_.push_back({name, Value(std::move(made)), node});
+  return fillings_.back().wanted;
 }
 
 }  // namespace tessera

@@ -1,35 +1,36 @@
-// Loading by N ranks:
-//   1. rank 0 opens the checkpoint for all (opened.h); each rank matches its tree's leaves with it
-//      (checkpoint-rows P-16), proves that the memory is there which its tree speaks of, and opens
-//      the files that it will read; all agree, and learn which leaves no rank takes;
-//   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
-//      agree. If one fails, all overwrite their pieces with NaN (spoil.h).
-// Nothing is written into the tree's memory before 1 has succeeded on every rank.
 #include <memory>
 #include <optional>
 
-#include "base/job_log.h"
+#include "base/log.h"
 #include "base/parallel.h"
-#include "base/stop.h"
 #include "checkpoint/load/fill.h"
-#include "checkpoint/load/fresh.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/opened.h"
-#include "checkpoint/load/spoil.h"
 #include "checkpoint/load/tell.h"
-#include "checkpoint/load/untaken.h"
 #include "checkpoint/open/located.h"
-#include "checkpoint/tree/tree.h"
+#include "checkpoint/open/tree.h"
+#include "checkpoint/read/cast.h"
+#include "checkpoint/read/memory.h"
+#include "checkpoint/read/meter.h"
 #include "comm/confer.h"
-#include "comm/error_message.h"
 #include "comm/long_work.h"
 #include "comm/whereabouts.h"
+#include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/group_checkpoint.h"
 #include "value/children.h"
 
 namespace tessera {
+
+// Loading by N ranks:
+//   1. rank 0 opens the checkpoint for all (opened.h); each rank matches its tree's leaves with it
+//      (checkpoint-rows P-16), proves that the memory is there which its tree speaks of, and opens
+//      the files that it will read; all agree, and learn which leaves no rank takes;
+//   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
+//      agree. If one fails, all overwrite their pieces with NaN (fill.h).
+// Nothing is written into the tree's memory before 1 has succeeded on every rank.
+
 namespace {
 
 Value child_of(const Value& container, const PathPart& part) {
@@ -305,6 +306,69 @@ Value Checkpoint::load(const LoadOptions& options) const {
     return log.phase("read", [&] { return read_all(fillings, options); });
   });
   return tree;
+}
+
+// Slices of an open checkpoint into the caller's memory.
+
+namespace {
+
+Filling filling_of(const Checkpoint& checkpoint, const ReadRequest& request,
+                   const ReadOptions& options) {
+  const Tensor& have = checkpoint.tensor(request.name);
+  const Slice slice = request.slice.value_or(whole(have.shape));
+  try {
+    if (request.to.shape() != array_of(slice)) {
+      throw Error(ErrorCode::mismatch, "memory of shape " + to_string(request.to.shape()) +
+                                           " for " + to_string(slice) + " of a tensor of shape " +
+                                           to_string(have.shape));
+    }
+    require_castable(have.dtype, request.to.dtype(), options.allow_cast, options.allow_wrap);
+    Tensor wanted = request.to.tensor();
+    wanted.shape = have.shape;
+    wanted.pieces[0].slice = slice;
+    require_writable(wanted, request.name);
+    return {request.name, Value(std::move(wanted)), checkpoint.find(request.name)->value};
+  } catch (Error& error) {
+    throw error.at_key(request.name).at_path(checkpoint.path);
+  }
+}
+
+}  // namespace
+
+IoReport Checkpoint::read_many(const std::vector<ReadRequest>& requests,
+                               const ReadOptions& options) const {
+  require_going_on(options.stop);
+  const HeedStop heeding(options.stop);
+  require_threads(options.threads);
+  std::vector<Filling> fillings;
+  fillings.reserve(requests.size());
+  for (const ReadRequest& request : requests)
+    fillings.push_back(filling_of(*this, request, options));
+  const Owners owners = owners_of(fillings);
+  const std::uint64_t workers =
+      std::min<std::uint64_t>(static_cast<std::uint64_t>(options.threads), fillings.size());
+  const std::uint64_t cost =
+      fillings.empty() ? kNearRequest : request_cost_of(fillings[0].found.as_tensor());
+  const Buffers buffers = buffers_for(options.memory, workers, cost);
+  IoCounters counters;
+  Meter meter(options.progress, bytes_of(fillings), options.stop);
+  // Half a window: elements that are converted are there twice.
+  FillJob job{fillings, owners, options.threads,    nullptr,
+              counters, meter,  buffers.window / 2, buffers.tile};
+  job.shared = options.memory / 4;
+  fill_all(job);
+  meter.finish();
+  return counters.report();
+}
+
+IoReport Checkpoint::read(std::string_view name, const TensorView& to,
+                          const ReadOptions& options) const {
+  return read_many({{std::string(name), to, std::nullopt}}, options);
+}
+
+IoReport Checkpoint::read(std::string_view name, const Slice& slice, const TensorView& to,
+                          const ReadOptions& options) const {
+  return read_many({{std::string(name), to, slice}}, options);
 }
 
 }  // namespace tessera

@@ -1,11 +1,13 @@
-// What a load refuses, reports and tells (P-16, P-20, P-36).
 #include <atomic>
 #include <mutex>
 
-#include "checkpoint/load/untaken.h"
+#include "checkpoint/load/load_plan.h"
 #include "checkpoint/test_support.h"
 
 namespace tessera {
+
+// What a load refuses, reports and tells (P-16, P-20, P-36).
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

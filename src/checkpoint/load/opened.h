@@ -1,16 +1,38 @@
-// The checkpoint that a load takes from.
+// A store that waits for what another rank sees.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <vector>
 
 #include "checkpoint/open/opened_dcp.h"
 #include "comm/host_copy.h"
 #include "tessera/checkpoint.h"
+#include "tessera/comm.h"
+#include "tessera/storage.h"
 
 namespace tessera {
+
+// `store`, for objects that rank 0 has found: one that is not there is opened again and again, for
+// 90 seconds in all, because a network file system may show it late (fault-rows F24). Opening asks
+// the server, where listing may answer from a cache. After that it is `incomplete`, and nothing is
+// waited for any more. `is_replaced` says that another checkpoint is there: then what is not there
+// is `not_found` at once.
+[[nodiscard]] std::shared_ptr<Store> patient_store(std::shared_ptr<Store> store,
+                                                   std::stop_token stop,
+                                                   std::function<bool()> is_replaced);
+
+// Why a checkpoint is not all there: its files may lie on the disks of several nodes.
+
+// On all ranks, which have got `error` together: throws it on all, and where that is `incomplete`
+// and other ranks see files of an olmo-local or olmo-legacy checkpoint that rank 0 does not, says
+// who has which, and what can be done. Collective.
+[[noreturn]] void rethrow_with_disks(const Error& error, const Location& where, Group& group);
+
+// The checkpoint that a load takes from.
 
 // It is one of five:
 //   - every rank has opened it, if not before, then from what rank 0 found: its tensors have their
@@ -76,7 +98,7 @@ class LoadSource {
   std::unique_ptr<const Checkpoint> shown_;         // null: what is stored
   std::vector<std::optional<std::size_t>> origin_;  // by leaf of shown_
   std::shared_ptr<const Store> watched_;            // null: nothing tells
-  std::uint64_t mark_ = 0;                          // of the save (digests/state_file.h)
+  std::uint64_t mark_ = 0;                          // of the save (read/side_file.h)
   bool is_told_ = false;
   bool is_told_by_all_ = false;
   bool is_own_ = false;

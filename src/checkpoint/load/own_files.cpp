@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "base/digest.h"
-#include "base/one_of.h"
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/digests/guard.h"
-#include "checkpoint/digests/state_file.h"
+#include "base/text.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
+#include "checkpoint/read/guard.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/read/side_file.h"
 #include "comm/message.h"
 #include "layout/plan.h"
 #include "tessera/error.h"

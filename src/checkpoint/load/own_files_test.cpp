@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <set>
 
-#include "checkpoint/digests/side_file.h"
+#include "checkpoint/read/side_file.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <thread>
 
-#include "base/half.h"
+#include "base/numbers.h"
 #include "checkpoint/test_support.h"
 #include "tessera/tensor_view.h"
 

@@ -8,7 +8,7 @@
 #include <variant>
 
 #include "checkpoint/together/testing.h"
-#include "io/counting.h"
+#include "io/testing.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/load/patient_store.h"
+#include "checkpoint/load/opened.h"
 #include "comm/message.h"
 #include "storage/lazy_source.h"
 #include "tessera/error.h"

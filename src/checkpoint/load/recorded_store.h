@@ -27,7 +27,7 @@ struct Replay {
 };
 // `store` as it answered the rank that recorded: what was asked there is not asked again, and
 // everything else is. An object of another size than recorded is `conflict` when it is read. What
-// the record knows is waited for (patient_store.h).
+// the record knows is waited for (opened.h).
 [[nodiscard]] std::shared_ptr<Store> replaying_store(std::shared_ptr<Store> store, Replay replay);
 
 }  // namespace tessera

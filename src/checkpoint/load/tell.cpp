@@ -19,8 +19,7 @@
 #include "layout/plan.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
-#include "value/device_windows.h"
-#include "value/lazy_bits.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {

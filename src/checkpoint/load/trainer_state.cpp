@@ -1,32 +1,124 @@
-// Rank 0 finds out of how many ranks the checkpoint is. Where that is the group's number, each rank
-// reads its own file; else rank 0 reads, and tells the others (checkpoint-rows O-41, O-51, O-61,
-// O-73).
-#include "tessera/trainer_state.h"
-
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
-#include "base/look_again.h"
-#include "base/one_of.h"
 #include "base/parallel.h"
-#include "base/stop.h"
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/digests/guard.h"
+#include "base/text.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/load/fill.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
+#include "checkpoint/read/guard.h"
 #include "comm/confer.h"
 #include "comm/message.h"
 #include "comm/whereabouts.h"
 #include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
+#include "layout/boxes.h"
+#include "tessera/comm.h"
 #include "tessera/error.h"
+#include "tessera/group_checkpoint.h"
+#include "tessera/optimizer_state.h"
+#include "tessera/stateful.h"
+#include "tessera/trainer_state.h"
 #include "value/children.h"
 #include "value/render.h"
 
 namespace tessera {
+namespace {
+
+// A part of a state and the tree in which it is saved or loaded.
+Value tree_of(const StatePart& part) {
+  if (const auto* tree = std::get_if<std::reference_wrapper<Value>>(&part)) return tree->get();
+  return std::get<std::reference_wrapper<Stateful>>(part).get().state_dict();
+}
+
+Value tree_of(const StateMap& state, Group& group) {
+  Value tree = Value::dict();
+  agree(group, "asking for the state", [&] {
+    for (const auto& [name, part] : state) {
+      try {
+        tree.set_item(name, tree_of(part));
+      } catch (Error& error) {
+        throw error.at_key(name);
+      }
+    }
+  });
+  return tree;
+}
+
+void hand_back(const StateMap& state, const Value& tree, Group& group) {
+  // Nothing can fail here. So trees are whole even when an object refuses its state.
+  for (const auto& [name, part] : state) {
+    if (const auto* own = std::get_if<std::reference_wrapper<Value>>(&part))
+      own->get() = tree.at(name);
+  }
+  agree(group, "handing over the state", [&] {
+    for (const auto& [name, part] : state) {
+      const auto* object = std::get_if<std::reference_wrapper<Stateful>>(&part);
+      if (object == nullptr) continue;
+      try {
+        object->get().load_state_dict(tree.at(name));
+      } catch (Error& error) {
+        throw error.at_key(name);
+      }
+    }
+  });
+}
+
+// `loading` is a load() of checkpoint.h into the tree that it is given.
+LoadReport load_with(const StateMap& state, Group& group,
+                     const std::function<LoadReport(Value& tree)>& loading) {
+  const Purpose purpose("loading a state");
+  Value tree = tree_of(state, group);
+  LoadReport report = loading(tree);
+  hand_back(state, tree, group);
+  return report;
+}
+
+}  // namespace
+
+SaveResult save(const StateMap& state, const Location& where, const SaveOptions& options,
+                Group& group) {
+  const Purpose purpose("saving a state");
+  return save(tree_of(state, group), where, options, group);
+}
+
+SaveResult save(const StateMap& state, const Location& where, const SaveOptions& options) {
+  return save(state, where, options, *solo_group());
+}
+
+SaveResult save(const StateMap& state, const Location& where, Group& group) {
+  return save(state, where, {}, group);
+}
+
+LoadReport load(const StateMap& state, const Location& where, const LoadOptions& options,
+                Group& group) {
+  return load_with(state, group, [&](Value& tree) { return load(tree, where, options, group); });
+}
+
+LoadReport load(const StateMap& state, const Location& where, const LoadOptions& options) {
+  return load(state, where, options, *solo_group());
+}
+
+LoadReport load(const StateMap& state, const Location& where, Group& group) {
+  return load(state, where, {}, group);
+}
+
+LoadReport load(const StateMap& state, const Checkpoint& checkpoint, const LoadOptions& options,
+                Group& group) {
+  return load_with(state, group,
+                   [&](Value& tree) { return load(tree, checkpoint, options, group); });
+}
+
+// Rank 0 finds out of how many ranks the checkpoint is. Where that is the group's number, each rank
+// reads its own file; else rank 0 reads, and tells the others (checkpoint-rows O-41, O-51, O-61,
+// O-73).
+
 namespace {
 
 constexpr const char* kOperation = "reading the trainer's state";
@@ -334,6 +426,89 @@ TrainerState trainer_state(const Location& where, const LoadOptions& options, Gr
     if (!result.state) result.state = take_state(message, path, options);
   });
   return result;
+}
+
+namespace {
+
+constexpr const char* kPreparing = "preparing to load an optimizer's state";
+
+// Null: the leaf is no part of a tree with keys.
+const std::string* top_of(const Leaf& leaf) {
+  return leaf.path.empty() ? nullptr : std::get_if<std::string>(&leaf.path.front());
+}
+
+[[noreturn]] void throw_without_key(const std::string& key, const Checkpoint& checkpoint) {
+  std::set<std::string> tops;
+  for (const auto& leaf : checkpoint.leaves) {
+    if (const auto* top = top_of(leaf)) tops.insert(*top);
+  }
+  std::string text = "the checkpoint has nothing under this key; at its top are ";
+  for (const auto& top : tops) text += (top == *tops.begin() ? "'" : ", '") + top + "'";
+  throw Error(ErrorCode::not_found, tops.empty() ? "the checkpoint has no keys" : text).at_key(key);
+}
+
+// Memory for this rank's part of what is stored.
+Tensor own_part(const Tensor& stored, const Group& group) {
+  Tensor made;
+  made.dtype = stored.dtype;
+  made.shape = stored.shape;
+  made.requires_grad = stored.requires_grad;
+  made.sharded = numel(made.shape) != 1;
+  const auto box =
+      made.sharded ? chunk_of(whole(made.shape), 0, group.size(), group.rank()) : whole(made.shape);
+  if (numel(box) > 0)
+    made.pieces = {
+        {box, fresh_storage(made.dtype, byte_size(made.dtype, box.sizes)), 0, {}, group.rank()}};
+  return made;
+}
+
+// What `checkpoint` has under the key, with memory in the place of tensors.
+Value wanted_tree(const std::string& key, const Checkpoint& checkpoint, const Group& group) {
+  std::vector<Leaf> wanted;
+  for (const auto& leaf : checkpoint.leaves) {
+    const auto* top = top_of(leaf);
+    if (top == nullptr || *top != key) continue;
+    auto& own = wanted.emplace_back(leaf);
+    if (leaf.value.is(Value::Kind::tensor)) own.value = own_part(leaf.value.as_tensor(), group);
+  }
+  if (wanted.empty()) throw_without_key(key, checkpoint);
+  fill_holes(wanted);
+  return unflatten(wanted);
+}
+
+// `load` is a load from what has these `contents`.
+Value loaded_under(const std::string& key, const Checkpoint& contents, const LoadOptions& options,
+                   Group& group, const std::function<void(Value& tree)>& load) {
+  Value tree;
+  agree(group, kPreparing, [&] {
+    if (options.rename) {
+      throw Error(ErrorCode::invalid_argument, "other names for the keys of a tree that has none");
+    }
+    tree = wanted_tree(key, contents, group);
+  });
+  load(tree);
+  return tree;
+}
+
+}  // namespace
+
+Value load_sharded_optimizer_state_dict(const std::string& optimizer_key,
+                                        const Checkpoint& checkpoint, const LoadOptions& options,
+                                        Group& group) {
+  return loaded_under(optimizer_key, checkpoint, options, group,
+                      [&](Value& tree) { load(tree, checkpoint, options, group); });
+}
+
+Value load_sharded_optimizer_state_dict(const std::string& optimizer_key, const Location& where,
+                                        const LoadOptions& options, Group& group) {
+  auto checkpoint = GroupCheckpoint::open(where, options, group);
+  return loaded_under(optimizer_key, checkpoint.contents(), options, group,
+                      [&](Value& tree) { checkpoint.load(tree, options); });
+}
+
+Value load_sharded_optimizer_state_dict(const std::string& optimizer_key, const Location& where,
+                                        Group& group) {
+  return load_sharded_optimizer_state_dict(optimizer_key, where, {}, group);
 }
 
 }  // namespace tessera

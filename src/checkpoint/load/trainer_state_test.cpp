@@ -1,21 +1,155 @@
-// The trainer's state of each rank: O-41, O-51, O-61, O-62, O-73, OQ-15, R20.
-#include "tessera/trainer_state.h"
-
-#include <gtest/gtest.h>
-
+#include <atomic>
 #include <filesystem>
 #include <mutex>
 #include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "base/log.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"
+#include "tessera/optimizer_state.h"
+#include "tessera/stateful.h"
+#include "tessera/trainer_state.h"
 
 namespace tessera {
+
+// Objects that give and take their state (P-01, P-02).
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
+
+// One rank's rows of a weight, and a counter.
+class Part : public Stateful {
+ public:
+  explicit Part(const Group& group, bool fill)
+      : weight(counting({7, 2}, chunk({7, 2}, group.rank(), group.size()), 100, fill)),
+        steps(fill ? 12 : 0) {}
+
+  [[nodiscard]] Value state_dict() const override {
+    ++asked;
+    if (refuses_to_give) throw Error(ErrorCode::unsupported, "no state today");
+    return Value::dict({{"weight", weight}, {"steps", steps}});
+  }
+  void load_state_dict(const Value& state) override {
+    ++given;
+    if (refuses_to_take) throw Error(ErrorCode::invalid_argument, "not this one");
+    steps = state.at("steps").as_int();
+    seen = floats(state.at("weight").as_tensor());
+  }
+
+  Tensor weight;
+  std::int64_t steps = 0;
+  std::vector<float> seen;  // of the weight, when the state was handed over
+  bool refuses_to_give = false;
+  bool refuses_to_take = false;
+  mutable int asked = 0;
+  int given = 0;
+};
+
+class StatefulRanks : public ::testing::Test {
+ protected:
+  void save_by(int ranks) const {
+    run_ranks(ranks, [&](Group& group) {
+      Part part(group, true);
+      Value step = 5;
+      Value tree = Value::dict({{"names", Value::list({"a", "b"})}});
+      save({{"part", part}, {"step", step}, {"tree", tree}}, directory_, group);
+      EXPECT_EQ(part.asked, 1);
+      EXPECT_EQ(part.given, 0);
+    });
+  }
+
+  std::string directory_ = temporary_directory() + "/c";
+};
+
+TEST_F(StatefulRanks, GiveAtASaveAndTakeAtALoad) {
+  save_by(3);
+  run_ranks(2, [&](Group& group) {
+    Part part(group, false);
+    Value step;
+    Value tree = Value::dict({{"names", Value()}});
+    load({{"part", part}, {"step", step}, {"tree", tree}}, directory_, group);
+    EXPECT_EQ(part.given, 1);
+    EXPECT_EQ(part.steps, 12);
+    EXPECT_EQ(part.seen, floats(Part(group, true).weight));
+    EXPECT_EQ(floats(part.weight), part.seen);  // in place
+    EXPECT_EQ(step.as_int(), 5);
+    EXPECT_EQ(tree.at("names").items().at(1).as_string(), "b");
+  });
+}
+
+TEST_F(StatefulRanks, AFailedLoadHandsOverNothing) {
+  save_by(2);
+  std::atomic<int> refused{0};
+  run_ranks(2, [&](Group& group) {
+    Part part(group, false);
+    Value step = 1;
+    Value more = 2;
+    StateMap state = {{"part", part}, {"step", step}};
+    if (group.rank() == 1) state.emplace("more", more);
+    const Error error = error_of([&] { load(state, directory_, group); });
+    EXPECT_EQ(error.code(), ErrorCode::not_found);
+    EXPECT_EQ(error.key(), "more");
+    EXPECT_EQ(part.given, 0);
+    EXPECT_EQ(floats(part.weight)[0], 0);
+    EXPECT_EQ(step.as_int(), 1);
+    ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+TEST_F(StatefulRanks, WhatOneRanksObjectThrowsIsThrownOnAll) {
+  std::atomic<int> refused{0};
+  run_ranks(2, [&](Group& group) {
+    Part part(group, true);
+    part.refuses_to_give = group.rank() == 1;
+    const Error error = error_of([&] { save({{"part", part}}, directory_, group); });
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_EQ(error.key(), "part");
+    ++refused;
+  });
+  EXPECT_FALSE(std::filesystem::exists(directory_));
+  save_by(2);
+  run_ranks(2, [&](Group& group) {
+    Part part(group, false);
+    part.refuses_to_take = group.rank() == 0;
+    const Error error = error_of([&] { load({{"part", part}}, directory_, group); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(part.given, 1);
+    ++refused;
+  });
+  EXPECT_EQ(refused, 4);
+}
+
+TEST(StatefulState, IsALoadLikeAnyOther) {
+  const std::string path = temporary_directory() + "/c.pt";
+  const auto group = solo_group();
+  Part part(*group, true);
+  Value extra = 3;
+  save({{"part", part}, {"extra", extra}}, path);
+  Part fresh(*group, false);
+  const LoadReport report = load({{"part", fresh}}, path);
+  EXPECT_EQ(report.extra, std::vector<std::string>{"extra"});
+  EXPECT_EQ(fresh.seen, floats(part.weight));
+  const Checkpoint renamed = Checkpoint::open(path).map([](Leaf leaf) -> std::optional<Leaf> {
+    if (leaf.name.starts_with("part.")) leaf.name = "other." + leaf.name.substr(5);
+    return leaf;
+  });
+  Part other(*group, false);
+  load({{"other", other}}, renamed, {}, *group);
+  EXPECT_EQ(other.steps, 12);
+}
+
+}  // namespace
+
+// The trainer's state of each rank: O-41, O-51, O-61, O-62, O-73, OQ-15, R20.
+
+namespace {
+
 namespace fs = std::filesystem;
 
 const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/fsdp1_uop1_ws2";
@@ -241,6 +375,144 @@ TEST(TrainerState, RankZeroReadsForRanksThatDoNotSeeIt) {
   run_ranks(2, [&](Group& group) {
     const std::string mine = group.rank() == 0 ? where : where + "/nowhere";
     expect_own(trainer_state(mine, read_by(LoadReader::rank_zero), group), group.rank());
+  });
+}
+
+}  // namespace
+
+// An optimizer's state by its key alone, cut over the ranks that load (checkpoint-rows P-29).
+
+namespace {
+
+using ::testing::HasSubstr;
+
+Tensor whole_tensor(const Shape& shape, float first) {
+  auto tensor = counting(shape, whole(shape), first);
+  tensor.sharded = false;
+  return tensor;
+}
+
+// A state of which `group` saves: rows of some tensors on every rank, the rest whole.
+Value saved_tree(const Group& group) {
+  const auto rows = [&](const Shape& shape, float first) {
+    return counting(shape, chunk(shape, group.rank(), group.size()), first);
+  };
+  const auto entries = Value::dict({{"step", whole_tensor({}, 7)},
+                                    {"exp_avg", rows({7, 3}, 100)},
+                                    {"one", whole_tensor({1, 1}, 9)},
+                                    {"rows", rows({2}, 300)}});
+  const auto groups = Value::list({Value::dict({{"lr", 0.5},
+                                                {"betas", Value::tuple({0.9, 0.95})},
+                                                {"params", Value::list({"layer.weight"})}})});
+  return Value::dict({{"optim", Value::dict({{"state", Value::dict({{"layer.weight", entries}})},
+                                             {"param_groups", groups}})},
+                      {"model", Value::dict({{"layer.weight", rows({7, 3}, 0)}})},
+                      {"optim2", Value::dict({{"state", 1}})},
+                      {"epoch", 3}});
+}
+
+class OptimizerStateRanks : public ::testing::Test {
+ protected:
+  void save_by(int ranks) const {
+    run_ranks(ranks, [&](Group& group) { save(saved_tree(group), directory_, group); });
+  }
+
+  std::string directory_ = temporary_directory() + "/c";
+};
+
+void expect_rows(const Value& value, const Shape& shape, float first, const Group& group) {
+  const auto& tensor = value.as_tensor();
+  EXPECT_EQ(tensor.shape, shape);
+  EXPECT_TRUE(tensor.sharded);
+  const auto box = chunk(shape, group.rank(), group.size());
+  if (numel(box) == 0) {
+    EXPECT_TRUE(tensor.pieces.empty());
+    return;
+  }
+  ASSERT_EQ(tensor.pieces.size(), 1u);
+  EXPECT_EQ(tensor.pieces[0].slice, Slice(box));
+  EXPECT_EQ(floats(tensor), floats(counting(shape, box, first)));
+}
+
+void expect_whole(const Value& value, const Shape& shape, float element) {
+  const auto& tensor = value.as_tensor();
+  EXPECT_EQ(tensor.shape, shape);
+  EXPECT_FALSE(tensor.sharded);
+  EXPECT_EQ(floats(tensor), std::vector<float>{element});
+}
+
+TEST_F(OptimizerStateRanks, IsCutOverTheRanksThatLoad_P29) {
+  save_by(2);
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](Group& group) {
+      const auto loaded = load_sharded_optimizer_state_dict("optim", directory_, group);
+      ASSERT_EQ(loaded.size(), 1u);  // neither "model" nor a key that begins alike
+      const auto& entries = loaded.at("optim").at("state").at("layer.weight");
+      expect_rows(entries.at("exp_avg"), {7, 3}, 100, group);
+      expect_rows(entries.at("rows"), {2}, 300, group);
+      expect_whole(entries.at("step"), {}, 7);
+      expect_whole(entries.at("one"), {1, 1}, 9);
+      const auto& options = loaded.at("optim").at("param_groups").at(0);
+      EXPECT_EQ(options.at("lr").as_real(), 0.5);
+      EXPECT_EQ(options.at("betas"), Value::tuple({0.9, 0.95}));
+      EXPECT_EQ(options.at("params"), Value::list({"layer.weight"}));
+    });
+  }
+}
+
+TEST_F(OptimizerStateRanks, TensorsAreInMemoryOfTheirOwn_P29) {
+  save_by(1);
+  run_ranks(2, [&](Group& group) {
+    const auto first = load_sharded_optimizer_state_dict("optim", directory_, group);
+    const auto& tensor = first.at("optim").at("state").at("layer.weight").at("exp_avg");
+    auto& piece = tensor.as_tensor().pieces[0];
+    std::memset(piece.storage->data, 0, piece.storage->size);
+    const auto second = load_sharded_optimizer_state_dict("optim", directory_, group);
+    expect_rows(second.at("optim").at("state").at("layer.weight").at("exp_avg"), {7, 3}, 100,
+                group);
+  });
+}
+
+TEST_F(OptimizerStateRanks, OfAnOpenedAndMappedCheckpoint_P29) {
+  save_by(2);
+  run_ranks(2, [&](Group& group) {
+    const auto opened = Checkpoint::open(directory_).map([](Leaf leaf) -> std::optional<Leaf> {
+      if (leaf.name == "optim.state.layer.weight.one") return std::nullopt;
+      return leaf;
+    });
+    const auto loaded = load_sharded_optimizer_state_dict("optim", opened, {}, group);
+    const auto& entries = loaded.at("optim").at("state").at("layer.weight");
+    EXPECT_EQ(entries.find("one"), nullptr);
+    expect_rows(entries.at("exp_avg"), {7, 3}, 100, group);
+  });
+}
+
+TEST_F(OptimizerStateRanks, OtherKeysAreOneErrorOnAllRanks_P29) {
+  save_by(2);
+  run_ranks(2, [&](Group& group) {
+    const auto load = [&](const std::string& key, const std::string& path,
+                          const LoadOptions& options = {}) {
+      return [&, key, path, options] {
+        (void)load_sharded_optimizer_state_dict(key, path, options, group);
+      };
+    };
+    for (const std::string key : {"optimizer", "opt", "optim.state", ""}) {
+      try {
+        load(key, directory_)();
+        ADD_FAILURE() << key;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::not_found);
+        EXPECT_EQ(error.key(), key);
+        EXPECT_THAT(error.what(), HasSubstr("'epoch', 'model', 'optim', 'optim2'"));
+      }
+    }
+    EXPECT_EQ(code_of(load("optim", directory_ + "/none")), ErrorCode::not_found);
+    EXPECT_EQ(
+        code_of(load("optim", directory_, {.rename = [](const std::string& key) { return key; }})),
+        ErrorCode::invalid_argument);
+    // A part that only one rank cannot read is every rank's failure.
+    EXPECT_EQ(code_of(load(group.rank() == 0 ? "optim" : "else", directory_)),
+              ErrorCode::not_found);
   });
 }
 

@@ -6,11 +6,11 @@
 #include <string_view>
 #include <vector>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "tessera/error.h"
 #include "tessera/restore.h"
 #include "value/children.h"
-#include "value/match.h"
+#include "value/equality.h"
 #include "value/render.h"
 
 namespace tessera {

@@ -2,12 +2,17 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/checkpoint.h"
 #include "tessera/kinds.h"
+#include "tessera/storage.h"
 
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
@@ -55,3 +60,48 @@ void require_used(const OpenOptions& options, const Checkpoint& opened);
 
 }  // namespace tessera
 #pragma GCC visibility pop
+
+namespace tessera {
+
+// What belongs to a checkpoint of those files that lie in its directory. The only place that says
+// so, for conversions, saves and copies that replace one.
+
+// Tells the checkpoint's own files, of whatever kind it is: another one that takes its place
+// replaces them, and would be mixed with them otherwise. Whatever else lies there (notes, a
+// tokenizer, results, an adapter's weights beside a model) is somebody's, and
+// stays. By names and by indices of safetensors alone, so that it can be told of a damaged
+// checkpoint too.
+class Belonging {
+ public:
+  // `store`: at its root the checkpoint is, or was.
+  explicit Belonging(const Store& store);
+  Belonging(const Store& store, const std::vector<ObjectInfo>& files);  // that were listed already
+  // `name`: relative to the checkpoint's directory.
+  bool operator()(std::string_view name) const;
+
+ private:
+  bool all_safetensors_ = false;  // without an index, and beside nothing else: they are one
+  std::set<std::string, std::less<>> in_index_;  // and the index itself
+};
+
+// Throws `io` if a directory in which a checkpoint's files may be is closed to us: Store::list
+// passes over what is.
+void require_own_open(const Store& store);
+
+// Whether one of these files, by its name, is a checkpoint's.
+[[nodiscard]] bool holds_checkpoint(const std::vector<ObjectInfo>& files);
+
+// What a run calls the checkpoint of a step.
+
+struct StepName {
+  std::int64_t step = 0;
+  bool unsharded = false;
+};
+
+// "step4" or "step4-unsharded".
+[[nodiscard]] std::string to_string(const StepName& name);
+// Takes such a name from the beginning of `text`, with a number as to_string writes it. None:
+// `text` begins otherwise, and is unspecified then.
+[[nodiscard]] std::optional<StepName> take_step_name(std::string_view& text);
+
+}  // namespace tessera

@@ -9,22 +9,31 @@
 #include <iterator>
 #include <optional>
 #include <span>
+#include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
-#include "base/one_of.h"
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/digests/guard.h"
-#include "checkpoint/digests/state_file.h"
-#include "checkpoint/open/beside_link.h"
+#include "base/text.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/rank_files.h"
+#include "checkpoint/read/guard.h"
+#include "checkpoint/read/select.h"
+#include "checkpoint/read/side_file.h"
+#include "format/pickle/pickle.h"
 #include "format/safetensors/index.h"
+#include "format/sharded/sharded.h"
+#include "format/torch/modules.h"
 #include "format/torch/stream.h"
-#include "io/head.h"
+#include "format/torch/torch_file.h"
+#include "io/source.h"
 #include "layout/plan.h"
+#include "storage/lazy_source.h"
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
+#include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/restore.h"
 #include "value/render.h"
@@ -341,6 +350,132 @@ void require_coverage(const Checkpoint& checkpoint) {
       throw error.at_key(leaf.name).at_path(checkpoint.path);
     }
   }
+}
+
+void require_whole(const Value& tree, const std::string& path) {
+  const std::optional<Shape> part = sharded::partly_held(tree);
+  if (!part) return;
+  throw Error(ErrorCode::incomplete, "one rank's part, of a tensor of " + to_string(*part) +
+                                         " for example: open the directory with all ranks' files, "
+                                         "or ask for this part alone (--part)")
+      .at_path(path);
+}
+
+namespace {
+
+void replace_modules(Value& tree, std::vector<std::string>& warnings) {
+  for (std::string& line : torch_file::replace_modules(tree)) warnings.push_back(std::move(line));
+}
+
+// What torch.compile leaves beside its module would run code where it is unpickled: it is read only
+// to be left out with the module.
+Value read_replaced(const std::shared_ptr<const ByteSource>& file,
+                    std::vector<std::string>& warnings) {
+  Value tree;
+  try {
+    tree = torch_file::read(file);
+    replace_modules(tree, warnings);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsafe) throw;
+    torch_file::ReadOptions options;
+    options.keeps_compiler = true;
+    tree = torch_file::read(file, options);
+    replace_modules(tree, warnings);
+    pickle::require_harmless(tree);
+  }
+  return tree;
+}
+
+}  // namespace
+
+Value read_torch_tree(const std::shared_ptr<const ByteSource>& file, const std::string& path,
+                      const OpenOptions& options, std::vector<std::string>& warnings) {
+  Value tree = options.raw ? torch_file::read(file) : read_replaced(file, warnings);
+  if (options.part) {
+    sharded::keep_local(tree);
+  } else {
+    require_whole(tree, path);
+  }
+  return tree;
+}
+
+Checkpoint open_as_pickled(const Location& where, OpenOptions options) {
+  try {
+    options.raw = true;
+    return Checkpoint::open(where, options);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsafe) throw;
+  }
+  options.raw = false;
+  return Checkpoint::open(where, options);
+}
+
+Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file,
+                      const OpenOptions& options) {
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::torch_file;
+  checkpoint.path = store->name() + "/" + file.name;
+  checkpoint.files = {file};
+  checkpoint.root = read_torch_tree(std::make_shared<LazySource>(store, file), checkpoint.path,
+                                    options, checkpoint.warnings);
+  checkpoint.leaves = leaves_of(*checkpoint.root);
+  checkpoint.has_types = true;
+  checkpoint.store = std::move(store);
+  require_coverage(checkpoint);
+  return checkpoint;
+}
+
+// A part of a checkpoint's leaves, by names, beginnings of names and globs.
+
+Checkpoint Checkpoint::only(const std::vector<std::string>& keys) const {
+  Choice choice(leaves);
+  for (const std::string& key : keys) {
+    if (!choice.add(key)) refuse_key(key, leaves, path);
+  }
+  std::size_t at = 0;
+  Checkpoint made = map([&](Leaf leaf) -> std::optional<Leaf> {
+    return choice.has(at++) ? std::optional(std::move(leaf)) : std::nullopt;
+  });
+  if (!fill_holes(made.leaves).empty()) made.index_names();
+  return made;
+}
+
+namespace {
+
+// What a function has made of a leaf; its own name is kept in step with what it holds.
+Leaf kept_leaf(const Leaf& leaf, Leaf given) {
+  std::string name = std::exchange(given.name, leaf.name);
+  if (name.empty()) throw Error(ErrorCode::conflict, "a leaf lost its name").at_key(leaf.name);
+  if (name != leaf.name) rename(given, std::move(name));
+  return given;
+}
+
+// `by_name`: the indices of the leaves, sorted by their names.
+void require_own_names(const std::vector<Leaf>& leaves, const std::vector<std::uint32_t>& by_name) {
+  const auto name_at = [&leaves](std::uint32_t at) -> const std::string& {
+    return leaves[at].name;
+  };
+  const auto same = std::ranges::adjacent_find(by_name, {}, name_at);
+  if (same != by_name.end())
+    throw Error(ErrorCode::conflict, "two leaves get one name").at_key(printable(name_at(*same)));
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::map(const LeafFunction& fn) const {
+  Checkpoint made = *this;
+  made.mapped = true;
+  made.root.reset();
+  made.files.clear();  // those that tensors lie in are known by their pieces
+  made.leaves.clear();
+  for (const Leaf& leaf : leaves) {
+    std::optional<Leaf> given = fn(leaf);
+    if (!given) continue;
+    made.leaves.push_back(kept_leaf(leaf, std::move(*given)));
+  }
+  made.index_names();
+  require_own_names(made.leaves, made.by_name_);
+  return made;
 }
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "checkpoint/open/rank_files.h"
-#include "format/olmo/config.h"
+#include "format/olmo/yaml.h"
 #include "format/sharded/sharded.h"
 #include "tessera/error.h"
 #include "value/children.h"

@@ -2,16 +2,16 @@
 #include <algorithm>
 #include <array>
 
-#include "base/checked.h"
+#include "base/numbers.h"
 #include "checkpoint/open/olmo_state.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
-#include "format/olmo/config.h"
 #include "format/olmo/keys.h"
+#include "format/olmo/yaml.h"
 #include "format/safetensors/safetensors.h"
 #include "format/torch/torch_file.h"
+#include "storage/forwarding_store.h"
 #include "storage/lazy_source.h"
-#include "storage/sub_store.h"
 #include "tessera/error.h"
 #include "value/children.h"
 

@@ -6,15 +6,14 @@
 #include <set>
 #include <unordered_map>
 
-#include "base/checked.h"
-#include "base/name_number.h"
+#include "base/numbers.h"
+#include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
-#include "checkpoint/dcp/sharding_info.h"
-#include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/open.h"
-#include "checkpoint/tree/ties.h"
-#include "checkpoint/tree/tree_json.h"
+#include "checkpoint/open/tree.h"
+#include "checkpoint/open/tree_json.h"
+#include "checkpoint/read/safetensors_digests.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
 #include "storage/lazy_source.h"

@@ -5,12 +5,12 @@
 
 #include "base/parallel.h"
 #include "checkpoint/dcp/dcp_items.h"
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/digests/guard.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/open.h"
-#include "checkpoint/tree/tree_json.h"
+#include "checkpoint/open/tree_json.h"
+#include "checkpoint/read/guard.h"
 #include "format/pickle/pickle.h"
-#include "format/torch/names.h"
+#include "format/torch/rebuild.h"
 #include "layout/boxes.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
@@ -204,6 +204,17 @@ Bytes catalog_of(const Checkpoint& checkpoint) {
   head.warnings = checkpoint.warnings;
   if (checkpoint.has_types) head.types = encode_types(checkpoint.leaves);
   return catalog.finish(head, {});
+}
+
+bool is_dcp_directory(const Place& place) {
+  return !place.object && place.store->exists(kDcpMetadata);
+}
+
+Checkpoint open_dcp(std::shared_ptr<Store> store) {
+  const Bytes catalog = read_catalog(store);
+  OpenedDcp opened(catalog, std::move(store), true);
+  opened.give_all();
+  return std::move(opened.checkpoint());
 }
 
 }  // namespace tessera

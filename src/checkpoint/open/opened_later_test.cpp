@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "checkpoint/dcp/guard_dcp.h"
-#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/test_support.h"
 #include "tessera/convert.h"
 

@@ -1,13 +1,14 @@
-// Names of parameters, and the groups of an optimizer, of one training that another one takes up:
-// O-13, O-41, O-42.
-#include "tessera/parameter_names.h"
-
 #include <gtest/gtest.h>
 
 #include "checkpoint/test_support.h"
+#include "tessera/parameter_names.h"
 #include "tessera/restore.h"
 
 namespace tessera {
+
+// Names of parameters, and the groups of an optimizer, of one training that another one takes up:
+// O-13, O-41, O-42.
+
 namespace {
 
 using Names = std::vector<std::string>;

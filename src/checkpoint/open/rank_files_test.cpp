@@ -1,5 +1,5 @@
-// Files of one rank each: what is missing, too many, or does not fit together (L01, L02, L03, O-60
-// to O-77). Their values are compared with PyTorch's in golden_test.cpp.
+#include "checkpoint/open/rank_files.h"
+
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -10,6 +10,10 @@
 #include "storage/lazy_source.h"
 
 namespace tessera {
+
+// Files of one rank each: what is missing, too many, or does not fit together (L01, L02, L03, O-60
+// to O-77). Their values are compared with PyTorch's in golden_test.cpp.
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

@@ -1,12 +1,35 @@
-// Conversion of elements between dtypes, as torch's copy_ does it.
+// Whether a read may change the type of elements.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "tessera/dtype.h"
 
+namespace tessera {
+
+// Throws `mismatch` when elements of `have` may not become `want` without the permission that is
+// missing, and `unsupported` when there is no conversion. Permissions are those of LoadOptions.
+void require_castable(DType have, DType want, bool allow_cast, bool allow_wrap);
+
+// Floating point of 8 bits and less.
+
+[[nodiscard]] bool is_small_float(DType dtype) noexcept;
+
+// The values of all 256 bytes of a float8 type. Throws `unsupported` for other types.
+[[nodiscard]] std::array<float, 256> float8_values(DType dtype);
+
+// The values of the 16 nibbles of float4_e2m1fn.
+inline constexpr std::array<float, 16> kFloat4Values = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,
+                                                        4.0F,  6.0F,  -0.0F, -0.5F, -1.0F, -1.5F,
+                                                        -2.0F, -3.0F, -4.0F, -6.0F};
+
+}  // namespace tessera
+
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
+
+// Conversion of elements between dtypes, as torch's copy_ does it.
 
 // Whether cast() knows the pair: floating point of 16 bits and more, integers up to 64 bits, bool.
 [[nodiscard]] bool can_cast(DType from, DType to) noexcept;

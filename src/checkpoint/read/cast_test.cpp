@@ -1,12 +1,12 @@
 #include "checkpoint/read/cast.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <random>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "tessera/error.h"
 

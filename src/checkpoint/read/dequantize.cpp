@@ -12,11 +12,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/checked.h"
-#include "base/fork.h"
+#include "base/numbers.h"
+#include "base/process.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/reader.h"
-#include "checkpoint/read/small_float.h"
 #include "tessera/error.h"
 
 namespace tessera {

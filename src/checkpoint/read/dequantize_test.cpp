@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/crc32.h"
-#include "checkpoint/read/small_float.h"
+#include "checkpoint/read/cast.h"
 #include "checkpoint/test_support.h"
 
 namespace tessera {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
-#include "checkpoint/read/coalesce.h"
+#include "base/numbers.h"
+#include "checkpoint/read/reader_source.h"
 
 namespace tessera {
 namespace {

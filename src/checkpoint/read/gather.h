@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "layout/strided_copy.h"
+#include "layout/strided.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
 

@@ -6,11 +6,10 @@
 #include <vector>
 
 #include "base/crc32.h"
-#include "checkpoint/read/decode_item.h"
 #include "checkpoint/read/storage_checks.h"
-#include "checkpoint/read/zstd_stream.h"
+#include "checkpoint/read/zstd.h"
 #include "format/torch/torch_file.h"
-#include "io/range.h"
+#include "io/source.h"
 #include "layout/boxes.h"
 #include "tessera/error.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/checked.h"
+#include "base/numbers.h"
 #include "layout/boxes.h"
 #include "layout/strided.h"
 #include "tessera/error.h"

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/traffic.h"
+#include "base/log.h"
 #include "checkpoint/read/gather.h"
 #include "checkpoint/read/storage_checks.h"
 #include "layout/plan.h"

@@ -4,7 +4,7 @@
 
 #include "base/crc32.h"
 #include "checkpoint/test_support.h"
-#include "io/counting.h"
+#include "io/testing.h"
 #include "layout/plan.h"
 
 namespace tessera {

@@ -1,4 +1,3 @@
-// Selection, renaming and conversion of types on the way into a target.
 #include "checkpoint/read/select.h"
 
 #include <cmath>
@@ -7,6 +6,9 @@
 #include "checkpoint/test_support.h"
 
 namespace tessera {
+
+// Selection, renaming and conversion of types on the way into a target.
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

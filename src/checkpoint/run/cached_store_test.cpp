@@ -1,14 +1,17 @@
-// A store with a cache: checkpoint-rows O-06, O-22, O-23.
-#include "tessera/cached_store.h"
-#include "tessera/new_directory.h"
-
-#include <gmock/gmock.h>
+#include "checkpoint/run/cached_store.h"
 
 #include <span>
 
+#include <gmock/gmock.h>
+
 #include "checkpoint/run/testing.h"
+#include "tessera/cached_store.h"
+#include "tessera/new_directory.h"
 
 namespace tessera {
+
+// A store with a cache: checkpoint-rows O-06, O-22, O-23.
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

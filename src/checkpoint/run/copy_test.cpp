@@ -8,10 +8,9 @@
 #include <filesystem>
 #include <span>
 
-#include "base/one_of.h"
 #include "base/parallel.h"
-#include "base/stop.h"
-#include "checkpoint/run/marker.h"
+#include "base/text.h"
+#include "checkpoint/run/steps.h"
 #include "checkpoint/run/testing.h"
 #include "conformance/temporary_directory.h"
 #include "conformance/unprivileged.h"

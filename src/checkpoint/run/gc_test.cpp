@@ -1,26 +1,29 @@
-// What killed writers left: fault-rows C06, O25, O26.
-#include "tessera/gc.h"
-
-#include <gmock/gmock.h>
+#include "checkpoint/run/gc.h"
 
 #include <chrono>
 #include <filesystem>
 #include <random>
 #include <span>
 
+#include <gmock/gmock.h>
+
 #include "checkpoint/dcp/guard_dcp.h"
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/digests/guard.h"
-#include "checkpoint/digests/tail.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/read/guard.h"
+#include "checkpoint/read/tail.h"
 #include "checkpoint/run/testing.h"
 #include "conformance/temporary_directory.h"
 #include "conformance/unprivileged.h"
 #include "tessera/copy.h"
+#include "tessera/gc.h"
 #include "tessera/new_directory.h"
 #include "tessera/save_part.h"
 #include "tessera/store_hold.h"
 
 namespace tessera {
+
+// What killed writers left: fault-rows C06, O25, O26.
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

@@ -6,18 +6,13 @@
 #include <tuple>
 #include <utility>
 
-#include "base/host.h"
-#include "base/named.h"
-#include "base/one_of.h"
-#include "checkpoint/digests/state_file.h"
+#include "base/process.h"
+#include "base/text.h"
 #include "checkpoint/load/own_files.h"
 #include "checkpoint/open/located.h"
-#include "checkpoint/run/left_line.h"
-#include "checkpoint/run/marker.h"
-#include "checkpoint/run/soundness.h"
-#include "checkpoint/run/step_names.h"
+#include "checkpoint/read/side_file.h"
+#include "checkpoint/run/steps.h"
 #include "comm/confer.h"
-#include "comm/error_message.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
 #include "tessera/restore.h"

@@ -25,7 +25,7 @@ struct Judgement {
 struct SeenStep {
   std::int64_t step = 0;
   bool unsharded = false;
-  bool is_left = false;  // rank 0 says so (left_line.h)
+  bool is_left = false;  // rank 0 says so (steps.h)
   Location where;        // for this rank
 };
 // All that any rank sees, the newest first, the sharded one of a step before the unsharded one. A

@@ -6,7 +6,7 @@
 #include <set>
 #include <thread>
 
-#include "base/host.h"
+#include "base/process.h"
 #include "checkpoint/run/testing.h"
 #include "checkpoint/together/testing.h"
 #include "value/inner_tensors.h"

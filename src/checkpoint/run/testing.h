@@ -13,7 +13,7 @@
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
-#include "io/faulty.h"
+#include "io/testing.h"
 #include "tessera/run_directory.h"
 
 namespace tessera::testing_support {

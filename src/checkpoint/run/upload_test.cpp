@@ -1,14 +1,17 @@
-// Uploads: checkpoint-rows O-08, O-18, O-19, O-31, OQ-08; fault-rows C08, C12.
-#include "tessera/upload.h"
-
-#include <gmock/gmock.h>
+#include "checkpoint/run/upload.h"
 
 #include <set>
 #include <span>
 
+#include <gmock/gmock.h>
+
 #include "checkpoint/run/testing.h"
+#include "tessera/upload.h"
 
 namespace tessera {
+
+// Uploads: checkpoint-rows O-08, O-18, O-19, O-31, OQ-08; fault-rows C08, C12.
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

@@ -5,8 +5,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "checkpoint/digests/side_file.h"
+#include "checkpoint/read/side_file.h"
+#include "checkpoint/save/messages.h"
+#include "checkpoint/save/save_plan.h"
 #include "format/dcp/dcp.h"
 #include "tessera/storage.h"
 
@@ -47,5 +50,52 @@ using MetadataBytes = std::function<void(const std::function<void(ByteView)>& wr
 CommittedFiles commit_dcp(Store& store, const MetadataBytes& metadata, Commit commit);
 // The `save_id` is that of `metadata`.
 CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, Commit commit);
+
+// Where compressed items lie. Nobody knows how long they are before they are written, so ranks tell
+// it with the reports of their files.
+
+// On rank 0; 8 bytes for each item, and as much for each file.
+class ItemEnds {
+ public:
+  // Nothing is compressed.
+  ItemEnds() = default;
+  // Takes the lengths over. The reports are those that were planned (require_planned).
+  explicit ItemEnds(Reports& reports);
+
+  // Where the item lies that has this place in the plan.
+  [[nodiscard]] ItemPlace of(int rank, const ItemPlace& planned) const;
+
+ private:
+  struct Rank {
+    std::vector<std::uint64_t> ends;    // of the items of all its files, each counted from its file
+    std::vector<std::uint64_t> firsts;  // by file: which of them is the first
+  };
+  std::vector<Rank> ranks_;
+};
+
+// The `.metadata` of a save, computed while it is written: no chunk of it is stored.
+
+class PlanSource final : public dcp::MetadataSource {
+ public:
+  // `plan` outlives this. Of one thread. `ends`: if the plan's files are compressed.
+  PlanSource(const SavePlan& plan, dcp::Origin origin, std::string attempt, ItemEnds ends = {});
+
+  [[nodiscard]] const dcp::Origin& origin() const override { return origin_; }
+  [[nodiscard]] std::size_t entry_count() const override { return heads_.size(); }
+  [[nodiscard]] const dcp::EntryHead& head(std::size_t entry) const override {
+    return heads_[entry];
+  }
+  void for_each_chunk(std::size_t entry, const ChunkVisitor& visit) const override;
+  void for_each_item(std::size_t entry, const ItemVisitor& visit) const override;
+
+ private:
+  const SavePlan& plan_;
+  dcp::Origin origin_;
+  std::string attempt_;
+  ItemEnds ends_;
+  std::vector<std::string> transforms_;  // of every item
+  std::vector<dcp::EntryHead> heads_;
+  mutable std::optional<SavePlan::Items> items_;  // where the entry after the last one begins
+};
 
 }  // namespace tessera

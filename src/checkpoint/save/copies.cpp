@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "base/digest.h"
+#include "base/parallel.h"
+#include "checkpoint/save/proposals.h"
 #include "comm/message.h"
 #include "value/render.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
@@ -181,6 +187,135 @@ std::string to_string(const UnlikeCopies& copies) {
     text += (i > 1 ? ", '" : "'") + printable(copies.keys[i], kLongestKey) + "'";
   if (copies.more > 0) text += ", ...";
   return text + ". A parameter that no unit holds, or a buffer that each rank changes by itself?";
+}
+
+namespace {
+
+bool is_whole(const Tensor& tensor, const std::vector<HeldChunk>& chunks) {
+  return chunks.size() == 1 && chunks.front().box == whole(tensor.shape);
+}
+
+std::uint64_t key_of_whole(const std::string& name, const Tensor& tensor) {
+  Shape kind = tensor.shape;
+  kind.push_back(static_cast<std::int64_t>(tensor.dtype));
+  return key_of(name, kind);
+}
+
+}  // namespace
+
+std::vector<HeldCopy> whole_tensors(const HeldLeaves& held, int threads,
+                                    const std::stop_token& stop) {
+  std::vector<HeldCopy> copies;
+  for (std::size_t i = 0; i < held.leaves.size(); ++i) {
+    const Leaf& leaf = held.leaves[i];
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    const Tensor& tensor = leaf.value.as_tensor();
+    if (!is_whole(tensor, held.chunks[i])) continue;
+    copies.push_back(
+        {.name = leaf.name, .key = key_of_whole(leaf.name, tensor), .is_written = true, .leaf = i});
+  }
+  parallel_for(threads, copies.size(), [&](std::size_t i) {
+    HeldCopy& copy = copies[i];
+    copy.digest = digest_of_chunk(held.leaves[copy.leaf].value.as_tensor(), copy.name,
+                                  held.chunks[copy.leaf].front(), stop);
+  });
+  return copies;
+}
+
+Bytes digest_message(const std::vector<HeldCopy>& copies) {
+  RunningDigest digest;
+  for (const HeldCopy& copy : copies) {
+    const std::uint64_t both[] = {copy.key, copy.digest};
+    digest.add(std::as_bytes(std::span(both)));
+  }
+  return MessageWriter().number(digest.value()).take();
+}
+
+Bytes combine_same(const Bytes& left, const Bytes& right) {
+  return left == right ? left : Bytes();
+}
+
+namespace {
+
+constexpr std::size_t kWindow = 1 << 20;  // bytes
+
+// Whether the piece's elements lie in the memory of the host or of a device one after the other, as
+// they are meant.
+bool is_plain(const Tensor& tensor, const Piece& piece, const Shape& sizes) {
+  if (!piece.storage || tensor.stored) return false;  // no elements, then, or of another type
+  const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(sizes);
+  return dense && !piece.conj && !piece.neg && is_in_memory(*piece.storage);
+}
+
+std::uint64_t sample_on_device(const Piece& piece, std::size_t element, std::int64_t count) {
+  std::vector<std::byte> bytes;
+  std::vector<ReadRange> ranges;
+  const std::vector<FlatRange> windows = sampled(count, element);
+  for (const FlatRange& window : windows)
+    bytes.resize(bytes.size() + static_cast<std::size_t>(window.end - window.begin) * element);
+  MutableByteView rest = bytes;
+  for (const FlatRange& window : windows) {
+    const auto size = static_cast<std::size_t>(window.end - window.begin) * element;
+    ranges.push_back({static_cast<std::uint64_t>(piece.storage_offset + window.begin) * element,
+                      rest.first(size)});
+    rest = rest.subspan(size);
+  }
+  DeviceReader(piece.storage->device, 0, 0).read_ranges(ranges);
+  return sample_of([next = ranges.begin()](std::int64_t, std::int64_t,
+                                           MutableByteView) mutable { return (next++)->out; },
+                   count, element);
+}
+
+}  // namespace
+
+ElementSource elements_of(const Tensor& tensor, const HeldChunk& chunk, TensorReader& reader) {
+  if (numel(chunk.box) == 0)
+    return [](std::int64_t, std::int64_t, MutableByteView) { return ByteView(); };
+  const Piece& piece = tensor.pieces[chunk.piece];
+  const std::size_t element = size_of(tensor.dtype);
+  if (is_plain(tensor, piece, chunk.box.sizes)) {
+    const std::uint64_t first = static_cast<std::uint64_t>(piece.storage_offset) * element;
+    const std::uint64_t size = byte_size(tensor.dtype, chunk.box.sizes);
+    auto bytes = std::make_shared<StorageReader>(*piece.storage, first, first + size);
+    return [bytes = std::move(bytes), first, element](std::int64_t begin, std::int64_t count,
+                                                      MutableByteView scratch) {
+      return bytes->view(first + static_cast<std::uint64_t>(begin) * element,
+                         scratch.first(static_cast<std::size_t>(count) * element));
+    };
+  }
+  return
+      [&reader, &chunk, element](std::int64_t begin, std::int64_t count, MutableByteView scratch) {
+        reader.read(chunk.box, begin, count, scratch.data());
+        return ByteView(scratch).first(static_cast<std::size_t>(count) * element);
+      };
+}
+
+std::uint64_t sample_of_chunk(const Tensor& tensor, const std::string& name,
+                              const HeldChunk& chunk) {
+  const std::int64_t count = numel(chunk.box);
+  const std::size_t element = size_of(tensor.dtype);
+  if (count == 0) return 0;
+  const Piece& piece = tensor.pieces[chunk.piece];
+  if (is_plain(tensor, piece, chunk.box.sizes) && piece.storage->device)
+    return sample_on_device(piece, element, count);
+  TensorReader reader(tensor, name);
+  return sample_of(elements_of(tensor, chunk, reader), count, element);
+}
+
+std::uint64_t digest_of_chunk(const Tensor& tensor, const std::string& name, const HeldChunk& chunk,
+                              const std::stop_token& stop) {
+  const std::int64_t count = numel(chunk.box);
+  const std::size_t element = size_of(tensor.dtype);
+  const auto step = std::min<std::int64_t>(count, kWindow / element);
+  std::vector<std::byte> scratch(static_cast<std::size_t>(step) * element);
+  TensorReader reader(tensor, name);
+  const ElementSource elements = elements_of(tensor, chunk, reader);
+  RunningDigest digest;
+  for (std::int64_t begin = 0; begin < count; begin += step) {
+    require_going_on(stop);
+    digest.add(elements(begin, std::min(step, count - begin), MutableByteView(scratch)));
+  }
+  return digest.value();
 }
 
 }  // namespace tessera

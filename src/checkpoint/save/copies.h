@@ -8,11 +8,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <stop_token>
 #include <string>
 #include <vector>
 
 #include "checkpoint/dcp/item_writer.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/save/planned_leaf.h"
 #include "tessera/comm.h"
+#include "tessera/leaf.h"
 
 namespace tessera {
 
@@ -57,5 +61,39 @@ struct UnlikeCopies {
 
 // What to tell the user.
 [[nodiscard]] std::string to_string(const UnlikeCopies& copies);
+
+// The tensors that a rank holds whole, for a save that keeps what other ranks hold of them.
+
+// A rank's leaves, and the chunks that it holds of each.
+struct HeldLeaves {
+  const std::vector<Leaf>& leaves;
+  const std::vector<std::vector<HeldChunk>>& chunks;
+};
+
+// Those that it holds in one piece, with digests of all their bytes. Tensors of another dtype or
+// shape have other keys: they are no copies of one another. The lowest rank's copy counts as
+// written. `threads` read; throws `cancelled` when `stop` is requested.
+[[nodiscard]] std::vector<HeldCopy> whole_tensors(const HeldLeaves& held, int threads,
+                                                  const std::stop_token& stop);
+
+// A message of 8 bytes that is the same on ranks which hold the same; those of ranks that do not
+// combine to an empty one.
+[[nodiscard]] Bytes digest_message(const std::vector<HeldCopy>& copies);
+[[nodiscard]] Bytes combine_same(const Bytes& left, const Bytes& right);
+
+// The elements of a chunk in this rank's memory.
+
+// Where they lie densely they are copied from a device alone, and ahead. `reader` is of the tensor;
+// it and `chunk` outlive the source.
+[[nodiscard]] ElementSource elements_of(const Tensor& tensor, const HeldChunk& chunk,
+                                        TensorReader& reader);
+
+// A sample of them (copies.h). Of a device all its windows are on their way at once.
+[[nodiscard]] std::uint64_t sample_of_chunk(const Tensor& tensor, const std::string& name,
+                                            const HeldChunk& chunk);
+
+// A digest of all of them. Throws `cancelled` when `stop` is requested.
+[[nodiscard]] std::uint64_t digest_of_chunk(const Tensor& tensor, const std::string& name,
+                                            const HeldChunk& chunk, const std::stop_token& stop);
 
 }  // namespace tessera

@@ -1,15 +1,18 @@
-// Ranks that hold the same chunks with different values.
-#include <gmock/gmock.h>
+#include "checkpoint/save/copies.h"
 
 #include <mutex>
 
+#include <gmock/gmock.h>
+
 #include "base/log.h"
-#include "checkpoint/save/copies.h"
 #include "checkpoint/test_support.h"
 #include "tessera/save_part.h"
 #include "tessera/verify.h"
 
 namespace tessera {
+
+// Ranks that hold the same chunks with different values.
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

@@ -1,19 +1,22 @@
-// A DCP directory whose plan somebody else has made.
-#include "tessera/data_files.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "checkpoint/save/data_files.h"
 
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 
-#include "base/look_again.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/parallel.h"
 #include "checkpoint/test_support.h"
 #include "format/dcp/dcp.h"
+#include "tessera/data_files.h"
 
 namespace tessera {
+
+// A DCP directory whose plan somebody else has made.
+
 namespace {
 
 using testing_support::counting;

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/save/placed_walk.h"
 #include "checkpoint/save/planned_leaf.h"
 #include "tessera/leaf.h"
 #include "tessera/save_options.h"

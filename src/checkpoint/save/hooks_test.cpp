@@ -9,10 +9,10 @@
 #include <set>
 #include <stdexcept>
 
-#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "tessera/save_part.h"
 
 namespace tessera {

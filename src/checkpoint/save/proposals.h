@@ -11,8 +11,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/save/key_errors.h"
-#include "checkpoint/save/placed_walk.h"
 #include "checkpoint/save/planned_leaf.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 // Two saves into one place of a store in which nobody can keep the other one out.
 #include <gtest/gtest.h>
 
-#include "checkpoint/save/leftovers.h"
+#include "checkpoint/save/place.h"
 #include "checkpoint/test_support.h"
 #include "storage/forwarding_store.h"
 

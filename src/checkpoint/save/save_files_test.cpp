@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/digests/tail.h"
-#include "checkpoint/save/file_plan.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/read/tail.h"
+#include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
 #include "conformance/unprivileged.h"

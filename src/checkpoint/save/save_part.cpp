@@ -8,15 +8,14 @@
 #include <set>
 #include <utility>
 
-#include "base/name_number.h"
 #include "base/parallel.h"
-#include "base/random_id.h"
-#include "base/stop.h"
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/dcp/zstd_sink.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "checkpoint/dcp/item_writer.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/save/commit_dcp.h"
-#include "checkpoint/save/data_file.h"
+#include "checkpoint/save/data_files.h"
 #include "checkpoint/save/hooks.h"
 #include "tessera/error.h"
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "base/job_log.h"
+#include "base/log.h"
 #include "tessera/save_part.h"
 
 namespace tessera {

@@ -9,11 +9,11 @@
 #include <random>
 
 #include "base/log.h"
-#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_group.h"
-#include "layout/placement.h"
+#include "layout/boxes.h"
 
 namespace tessera {
 namespace {

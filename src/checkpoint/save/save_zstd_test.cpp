@@ -5,10 +5,10 @@
 #include <map>
 #include <random>
 
-#include "checkpoint/dcp/metadata_file.h"
-#include "checkpoint/digests/tail.h"
-#include "checkpoint/read/zstd_source.h"
-#include "checkpoint/save/item_ends.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/read/tail.h"
+#include "checkpoint/read/zstd.h"
+#include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
 #include "tessera/save_part.h"

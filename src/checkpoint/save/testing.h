@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/test_support.h"
 
 namespace tessera::testing_support {

@@ -8,19 +8,18 @@
 #include <thread>
 #include <utility>
 
-#include "base/look_again.h"
-#include "base/random_id.h"
-#include "base/stop.h"
-#include "checkpoint/open/belonging.h"
+#include "base/parallel.h"
+#include "base/process.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
-#include "checkpoint/save/room.h"
+#include "checkpoint/save/place.h"
 #include "checkpoint/write/destination.h"
 #include "comm/confer.h"
 #include "comm/message.h"
-#include "comm/same_host/process.h"
-#include "storage/names.h"
+#include "comm/segment.h"
+#include "storage/forwarding_store.h"
 #include "storage/posix/system.h"
-#include "storage/sub_store.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/save/probe.h"
+#include "checkpoint/save/place.h"
 #include "tessera/comm.h"
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
@@ -39,7 +39,7 @@ class Directories {
   void look_for_first(Unseeing& unseeing);
   // On rank 0: whether those ranks see late what is there.
   [[nodiscard]] bool is_first_seen_late(const Unseeing& unseeing) const;
-  // Then this waits until they see it (probe.h). Collective.
+  // Then this waits until they see it (save/place.h). Collective.
   void await_first(const std::stop_token& stop);
 
   // One of these follows, with what all ranks have said. Ranks that do not see the first sibling

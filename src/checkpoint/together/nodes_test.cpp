@@ -9,7 +9,7 @@
 #include "checkpoint/together/testing.h"
 #include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"
-#include "storage/sub_store.h"
+#include "storage/forwarding_store.h"
 #include "tessera/group_checkpoint.h"
 #include "tessera/restore.h"
 #include "tessera/state_digests.h"

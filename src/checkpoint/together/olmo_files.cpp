@@ -6,14 +6,13 @@
 #include <utility>
 
 #include "base/digest.h"
-#include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/rank_files.h"
+#include "checkpoint/open/tree_json.h"
+#include "checkpoint/read/safetensors_digests.h"
 #include "checkpoint/save/hooks.h"
 #include "checkpoint/together/share.h"
-#include "checkpoint/together/shared_safetensors.h"
-#include "checkpoint/tree/tree_json.h"
+#include "checkpoint/together/shared_file.h"
 #include "layout/boxes.h"
-#include "layout/placement.h"
 #include "tessera/error.h"
 
 namespace tessera {

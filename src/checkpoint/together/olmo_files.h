@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "checkpoint/open/olmo_state.h"
-#include "checkpoint/together/placed.h"
-#include "checkpoint/together/shared_archive.h"
+#include "checkpoint/together/share.h"
+#include "checkpoint/together/shared_file.h"
 #include "checkpoint/write/local_archives.h"
 #include "checkpoint/write/safetensors_files.h"
 #include "tessera/save_options.h"

@@ -15,24 +15,23 @@
 #include <map>
 #include <utility>
 
-#include "base/host.h"
 #include "base/log.h"
 #include "base/parallel.h"
+#include "base/process.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/save/hooks.h"
-#include "checkpoint/save/opening.h"
+#include "checkpoint/save/messages.h"
 #include "checkpoint/save/save_dcp.h"
 #include "checkpoint/together/directories.h"
 #include "checkpoint/together/olmo_files.h"
-#include "checkpoint/together/same_state.h"
 #include "checkpoint/together/share.h"
 #include "checkpoint/together/state_sums.h"
 #include "checkpoint/together/travel.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
-#include "format/olmo/config.h"
-#include "storage/sub_store.h"
+#include "format/olmo/yaml.h"
+#include "storage/forwarding_store.h"
 #include "tessera/error.h"
 
 namespace tessera {

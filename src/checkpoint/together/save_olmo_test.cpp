@@ -7,7 +7,7 @@
 
 #include "base/crc32.h"
 #include "checkpoint/together/testing.h"
-#include "io/counting.h"
+#include "io/testing.h"
 #include "tessera/state_digests.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "checkpoint/test_support.h"
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "tessera/safetensors_set.h"
 
 namespace tessera {

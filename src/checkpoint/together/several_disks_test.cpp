@@ -5,9 +5,9 @@
 #include <mutex>
 #include <set>
 
-#include "base/host.h"
+#include "base/process.h"
 #include "checkpoint/together/testing.h"
-#include "storage/sub_store.h"
+#include "storage/forwarding_store.h"
 #include "tessera/group_checkpoint.h"
 
 namespace tessera {

@@ -9,10 +9,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/read/meter.h"
-#include "checkpoint/together/file_sums.h"
-#include "checkpoint/together/placed.h"
+#include "checkpoint/together/share.h"
+#include "checkpoint/write/write_archive.h"
+#include "checkpoint/write/write_olmo.h"
+#include "format/torch/torch_file.h"
 #include "tessera/io.h"
 #include "tessera/storage.h"
 
@@ -68,6 +72,64 @@ class SharedFile {
  private:
   FileSums sums_;
   TensorSums tensor_sums_;
+};
+
+// An archive of torch.save that ranks fill together.
+
+class SharedArchive final : public SharedFile {
+ public:
+  SharedArchive(Archive archive, const FileRole& role, int rank, int ranks);
+
+  void write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
+             Meter& meter) override;
+  void finish(const FileSums& sums, Store& where) override;
+  [[nodiscard]] const std::string& name() const override { return archive_.file; }
+  [[nodiscard]] std::uint64_t size() const override { return writer_->size(); }
+  // Known to the maker.
+  [[nodiscard]] std::uint64_t pickle_size() const { return writer_->pickle_size(); }
+
+ private:
+  [[nodiscard]] const std::vector<torch_file::Writer::Slot>& slots() const {
+    return writer_ ? writer_->slots() : slots_;
+  }
+  // What was written into one record, and of which tensors.
+  struct SlotSums {
+    WrittenSum record;
+    TensorSums tensors;
+  };
+  SlotSums write_slot(const torch_file::Writer::Slot& slot, const PlacedTensors& tensors,
+                      Meter& meter) const;
+  RunSums write_part(const ArchivePart& part, const torch_file::Writer::Slot& slot,
+                     std::uint64_t begin, const PlacedTensors& tensors, Meter& meter) const;
+
+  Archive archive_;
+  std::optional<torch_file::Writer> writer_;     // where the pickle is known
+  std::vector<torch_file::Writer::Slot> slots_;  // elsewhere
+  std::unique_ptr<ByteSink> sink_;
+};
+
+// A safetensors file that ranks fill together, with names of OLMo's or one of a set
+// (checkpoint-rows F-06, P-26).
+
+class SharedSafetensors final : public SharedFile {
+ public:
+  SharedSafetensors(std::string file, EncodedPart part, const FileRole& role, int rank, int ranks)
+      : SharedFile(role, rank, ranks), file_(std::move(file)), part_(std::move(part)) {}
+
+  void write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
+             Meter& meter) override;
+  void finish(const FileSums& sums, Store& where) override;
+  [[nodiscard]] const std::string& name() const override { return file_; }
+  [[nodiscard]] std::uint64_t size() const override { return part_.size(); }
+
+ private:
+  void write_digests(Store& where);
+  RunSums write_entry(const safetensors::Entry& entry, const PlacedTensors& tensors,
+                      Meter& meter) const;
+
+  const std::string file_;
+  const EncodedPart part_;
+  std::unique_ptr<ByteSink> sink_;
 };
 
 }  // namespace tessera

@@ -1,13 +1,15 @@
 // The CRC-32 of every tensor of a state, from what each rank holds of it.
 #pragma once
 
+#include <cstdint>
 #include <stop_token>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "checkpoint/digests/state_file.h"
-#include "checkpoint/together/file_sums.h"
-#include "checkpoint/together/placed.h"
+#include "checkpoint/open/olmo_state.h"
+#include "checkpoint/read/side_file.h"
+#include "checkpoint/together/share.h"
 #include "tessera/comm.h"
 #include "tessera/state_digests.h"
 
@@ -49,5 +51,19 @@ struct SummedState {
 [[nodiscard]] std::string state_file_text(const StateDigests& digests, const std::string& save_id);
 // Whether it says that the checkpoint is that of this save.
 [[nodiscard]] bool is_saved_as(const Store& checkpoint, const std::string& save_id);
+
+// Whether all ranks of a save have the same state, outside of the trainer's (checkpoint-rows
+// OQ-09).
+
+// What else has to be the same, by names.
+using NamedDigests = std::vector<std::pair<std::string, std::uint64_t>>;
+
+// Of all that is no tensor, and of `more`.
+[[nodiscard]] std::uint64_t digest_of_values(const OlmoState& state, const NamedDigests& more);
+
+// Where digests differ: throws on all ranks `mismatch`, naming all that ranks do not have alike.
+// Collective.
+void refuse_difference(const OlmoState& state, const NamedDigests& more,
+                       const PlacedTensors& tensors, Group& group);
 
 }  // namespace tessera

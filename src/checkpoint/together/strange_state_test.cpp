@@ -8,9 +8,9 @@
 
 #include "base/crc32.h"
 #include "checkpoint/test_support.h"
-#include "layout/placement.h"
+#include "layout/boxes.h"
 #include "tessera/state_digests.h"
-#include "value/lazy_bits.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {

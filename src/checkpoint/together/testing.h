@@ -15,8 +15,8 @@
 
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
-#include "io/faulty.h"
-#include "layout/placement.h"
+#include "io/testing.h"
+#include "layout/boxes.h"
 #include "tessera/new_directory.h"
 
 namespace tessera::testing_support {

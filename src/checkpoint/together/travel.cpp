@@ -4,8 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/stop.h"
-#include "base/wait.h"
+#include "base/parallel.h"
 #include "comm/confer.h"
 #include "tessera/error.h"
 

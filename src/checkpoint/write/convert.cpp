@@ -1,3 +1,5 @@
+#include "checkpoint/write/convert.h"
+
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -5,26 +7,23 @@
 #include <filesystem>
 #include <string_view>
 
-#include "base/one_of.h"
 #include "base/parallel.h"
-#include "base/random_id.h"
-#include "checkpoint/digests/digesting_store.h"
-#include "checkpoint/open/belonging.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/open/kinds.h"
-#include "checkpoint/read/buffers.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/dequantize.h"
+#include "checkpoint/read/meter.h"
+#include "checkpoint/read/safetensors_digests.h"
 #include "checkpoint/read/select.h"
-#include "checkpoint/save/probe.h"
-#include "checkpoint/write/convert_in_place.h"
+#include "checkpoint/save/place.h"
 #include "checkpoint/write/destination.h"
 #include "checkpoint/write/flat_leaves.h"
-#include "checkpoint/write/numbered_state.h"
 #include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 #include "storage/posix/atomic_file.h"
 #include "storage/posix/lock.h"
-#include "storage/posix/new_directories.h"
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
@@ -335,6 +334,47 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   report.io = counters.report();
   output.add_to(report);
   return report;
+}
+
+// Elements of the source's tensors on their way into a file.
+
+std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const FileUnit& unit,
+                         const UnitMaker& make) {
+  const bool follow = job.resumption != nullptr && unit.resumable && unit.size > 0;
+  return follow ? job.resumption->write(job, sink, unit, make) : make(sink).crc;
+}
+
+bool is_resumable(const ConvertJob& job, const Tensor& tensor, const Slice& slice) {
+  return !job.options.dequantize || numel(slice) == numel(tensor.shape);
+}
+
+std::uint32_t stream_slice(const ConvertJob& job, const std::string& name, const Tensor& tensor,
+                           const Slice& slice, ByteSink& sink, std::uint64_t at) {
+  const std::int64_t elements = numel(slice);
+  const std::size_t element = size_of(tensor.dtype);
+  const std::uint64_t size = static_cast<std::uint64_t>(elements) * element;
+  const FileUnit unit{at, size, name + " " + to_string(slice), is_resumable(job, tensor, slice)};
+  return write_unit(job, sink, unit, [&](ByteSink& out) -> MadeUnit {
+    TensorReader reader(tensor, name, job.tile);
+    std::vector<std::byte> scratch = job.buffer_for(size);
+    const std::uint32_t crc = write_elements(
+        out, at, elements, element,
+        [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+          reader.read(slice, begin, count, buffer.data());
+          const std::size_t bytes = static_cast<std::size_t>(count) * element;
+          job.meter.add(bytes);
+          return ByteView(buffer).first(bytes);
+        },
+        scratch);
+    std::vector<HandedOver> open = reader.hand_over(job.checks);
+    job.counters.add(reader.report());
+    return {crc, std::move(open)};
+  });
+}
+
+std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, const Tensor& tensor,
+                            ByteSink& sink, std::uint64_t at) {
+  return stream_slice(job, name, tensor, whole(tensor.shape), sink, at);
 }
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// Any kind into any other and back, and the tree that survives the trip.
+#include "checkpoint/write/convert.h"
+
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -8,6 +9,9 @@
 #include "checkpoint/test_support.h"
 
 namespace tessera {
+
+// Any kind into any other and back, and the tree that survives the trip.
+
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)

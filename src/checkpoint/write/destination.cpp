@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/one_of.h"
-#include "checkpoint/open/belonging.h"
+#include "base/text.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "storage/posix/system.h"

@@ -1,12 +1,12 @@
 #include "checkpoint/write/journal.h"
 
-#include <gtest/gtest.h>
-
 #include <fcntl.h>
 
 #include <utility>
 
-#include "base/fd.h"
+#include <gtest/gtest.h>
+
+#include "base/process.h"
 #include "checkpoint/test_support.h"
 
 namespace tessera {

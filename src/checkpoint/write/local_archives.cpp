@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "checkpoint/read/cast.h"
 #include "format/olmo/flat_param.h"
 #include "tessera/error.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/open/olmo_units.h"
+#include "checkpoint/open/olmo_state.h"
 #include "checkpoint/write/write_olmo.h"
 
 namespace tessera {

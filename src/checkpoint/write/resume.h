@@ -11,10 +11,8 @@
 
 #include "checkpoint/write/destination.h"
 #include "checkpoint/write/journal.h"
-#include "checkpoint/write/kept_store.h"
 #include "checkpoint/write/targets.h"
 #include "storage/posix/replaced_directory.h"
-#include "storage/posix/work_directory.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "checkpoint/test_support.h"
-#include "storage/posix/work_directory.h"
+#include "storage/posix/replaced_directory.h"
 
 namespace tessera {
 namespace {

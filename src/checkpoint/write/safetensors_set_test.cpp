@@ -5,9 +5,9 @@
 #include <fstream>
 #include <map>
 
-#include "checkpoint/digests/safetensors_digests.h"
+#include "checkpoint/open/tree.h"
+#include "checkpoint/read/safetensors_digests.h"
 #include "checkpoint/test_support.h"
-#include "checkpoint/tree/ties.h"
 #include "format/safetensors/safetensors.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 // Trees with more than names can say, through files of names and back (issue 15, 3.2 to 3.5).
-#include "checkpoint/digests/side_file.h"
+#include "checkpoint/open/tree_json.h"
+#include "checkpoint/read/side_file.h"
 #include "checkpoint/test_support.h"
-#include "checkpoint/tree/tree_json.h"
 #include "format/torch/torch_file.h"
 
 namespace tessera {

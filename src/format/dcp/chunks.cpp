@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
+#include "base/numbers.h"
 #include "tessera/error.h"
 
 namespace tessera::dcp {

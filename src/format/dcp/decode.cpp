@@ -3,17 +3,16 @@
 #include <array>
 #include <utility>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "format/dcp/assemble.h"
 #include "format/dcp/dcp.h"
-#include "format/dcp/names.h"
 #include "format/dcp/quick_decode.h"
 #include "format/pickle/names.h"
 #include "format/pickle/pickle.h"
 #include "tessera/error.h"
-#include "value/match.h"
+#include "value/equality.h"
+#include "value/inner_tensors.h"
 #include "value/render.h"
-#include "value/size.h"
 
 namespace tessera::dcp {
 namespace {

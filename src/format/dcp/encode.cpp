@@ -5,11 +5,10 @@
 #include <unordered_set>
 #include <variant>
 
-#include "base/checked.h"
-#include "base/utf8.h"
+#include "base/numbers.h"
+#include "base/text.h"
 #include "format/dcp/assemble.h"
 #include "format/dcp/dcp.h"
-#include "format/dcp/names.h"
 #include "format/dcp/pickle_stream.h"
 #include "tessera/error.h"
 #include "value/render.h"

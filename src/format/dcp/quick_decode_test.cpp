@@ -7,7 +7,7 @@
 #include <random>
 #include <span>
 
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/dcp/testing.h"
 #include "format/pickle/pickle.h"
 #include "format/test_support.h"

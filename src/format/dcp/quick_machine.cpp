@@ -1,12 +1,12 @@
-#include "format/dcp/quick_machine.h"
+#include "format/dcp/quick_decode.h"
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <utility>
 
-#include "base/one_of.h"
-#include "format/dcp/names.h"
+#include "base/text.h"
+#include "format/dcp/assemble.h"
 #include "format/pickle/names.h"
 #include "format/pickle/text.h"
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "base/checked.h"
-#include "format/olmo/objects.h"
+#include "base/numbers.h"
+#include "format/olmo/sharded_tensor.h"
 #include "tessera/error.h"
 
 namespace tessera::olmo {

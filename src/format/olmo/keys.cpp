@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "format/pickle/pickle.h"
 #include "tessera/error.h"
 

@@ -1,13 +1,15 @@
-// Rows Y01 to Y08 of what hostile YAML may not do, and the scalars of OLMo's own loader.
-#include <gtest/gtest.h>
+#include "format/olmo/yaml.h"
 
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "format/olmo/config.h"
 #include "format/test_support.h"
 #include "value/render.h"
 
 namespace tessera::olmo {
+
+// Rows Y01 to Y08 of what hostile YAML may not do, and the scalars of OLMo's own loader.
+
 namespace {
 
 ByteView view(const std::string& text) {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/pickle/opcodes.h"
 #include "tessera/error.h"
 #include "tessera/io.h"

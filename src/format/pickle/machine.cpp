@@ -4,7 +4,7 @@
 #include <cctype>
 #include <cmath>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "format/pickle/text.h"
 #include "value/integer.h"
 #include "value/render.h"

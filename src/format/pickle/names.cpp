@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "base/one_of.h"
+#include "base/text.h"
 
 namespace tessera::pickle {
 namespace {

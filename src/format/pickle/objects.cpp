@@ -6,13 +6,13 @@
 #include <unordered_set>
 #include <vector>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "format/pickle/machine.h"
 #include "format/pickle/names.h"
 #include "format/pickle/text.h"
 #include "format/pickle/vetted.h"
 #include "value/children.h"
-#include "value/match.h"
+#include "value/equality.h"
 #include "value/render.h"
 
 namespace tessera::pickle {

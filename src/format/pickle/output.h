@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/pickle/opcodes.h"
 #include "tessera/io.h"
 

@@ -14,7 +14,7 @@
 #include "format/pickle/pickle.h"
 #include "format/pickle/vetted.h"
 #include "tessera/error.h"
-#include "value/match.h"
+#include "value/equality.h"
 
 namespace tessera::pickle {
 namespace {

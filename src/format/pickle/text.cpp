@@ -4,8 +4,7 @@
 #include <array>
 #include <charconv>
 
-#include "base/one_of.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "tessera/error.h"
 #include "value/integer.h"
 

@@ -10,9 +10,9 @@
 #include <array>
 #include <cstdint>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "format/pickle/names.h"
-#include "value/match.h"
+#include "value/equality.h"
 
 namespace tessera::pickle {
 namespace {

@@ -3,9 +3,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/checked.h"
-#include "base/endian.h"
-#include "format/safetensors/json_text.h"
+#include "base/numbers.h"
+#include "format/safetensors/json.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
 

@@ -4,9 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/one_of.h"
-#include "format/safetensors/json_reader.h"
-#include "format/safetensors/json_text.h"
+#include "base/text.h"
+#include "format/safetensors/json.h"
 #include "tessera/error.h"
 
 namespace tessera::safetensors {

@@ -3,11 +3,10 @@
 #include <numeric>
 #include <string_view>
 
-#include "base/checked.h"
-#include "base/endian.h"
-#include "base/one_of.h"
+#include "base/numbers.h"
 #include "base/sort_runs.h"
-#include "format/safetensors/json_reader.h"
+#include "base/text.h"
+#include "format/safetensors/json.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/safetensors/safetensors.h"
 #include "format/test_support.h"
 

@@ -1,9 +1,9 @@
 #include "format/sharded/attributes.h"
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "tessera/error.h"
+#include "value/inner_tensors.h"
 #include "value/render.h"
-#include "value/size.h"
 
 namespace tessera::sharded {
 

@@ -7,9 +7,8 @@
 #include <optional>
 #include <span>
 
-#include "base/checked.h"
-#include "base/endian.h"
-#include "base/one_of.h"
+#include "base/numbers.h"
+#include "base/text.h"
 #include "format/sharded/attributes.h"
 #include "layout/boxes.h"
 #include "layout/strided.h"

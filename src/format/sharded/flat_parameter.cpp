@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/checked.h"
+#include "base/numbers.h"
 #include "format/sharded/attributes.h"
 #include "tessera/error.h"
 #include "value/render.h"

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "format/sharded/attributes.h"
 #include "tessera/error.h"
 #include "value/render.h"

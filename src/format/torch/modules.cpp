@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "tessera/error.h"
 #include "value/children.h"
-#include "value/match.h"
+#include "value/equality.h"
 #include "value/render.h"
 
 namespace tessera::torch_file {

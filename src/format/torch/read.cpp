@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/checked.h"
-#include "base/one_of.h"
+#include "base/numbers.h"
+#include "base/text.h"
 #include "format/pickle/pickle.h"
 #include "format/pickle/text.h"
 #include "format/torch/rebuild.h"

@@ -6,7 +6,7 @@
 
 #include "base/crc32.h"
 #include "format/test_support.h"
-#include "format/torch/names.h"
+#include "format/torch/rebuild.h"
 #include "format/torch/torch_file.h"
 #include "layout/strided.h"
 

@@ -5,8 +5,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "base/checked.h"
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/pickle/pickle.h"
 #include "format/torch/rebuild.h"
 #include "tessera/error.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/pickle/pickle.h"
 #include "format/test_support.h"
 #include "format/torch/stream.h"

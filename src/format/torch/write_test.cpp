@@ -1,8 +1,8 @@
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
+
+#include <gtest/gtest.h>
 
 #include "base/crc32.h"
 #include "format/test_support.h"

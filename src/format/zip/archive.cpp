@@ -4,9 +4,8 @@
 #include <utility>
 
 #include "base/crc32.h"
-#include "base/endian.h"
-#include "base/one_of.h"
-#include "format/zip/records.h"
+#include "base/numbers.h"
+#include "base/text.h"
 #include "format/zip/zip.h"
 #include "tessera/error.h"
 

@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "base/crc32.h"
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/test_support.h"
 #include "format/zip/zip.h"
 

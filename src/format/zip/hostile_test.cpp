@@ -5,9 +5,8 @@
 #include <optional>
 
 #include "base/crc32.h"
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/test_support.h"
-#include "format/zip/records.h"
 #include "format/zip/zip.h"
 
 namespace tessera::zip {

@@ -1,9 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
-#include "base/endian.h"
-#include "format/zip/records.h"
+#include "base/numbers.h"
 #include "format/zip/zip.h"
 #include "tessera/error.h"
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/crc32.h"
-#include "base/endian.h"
+#include "base/numbers.h"
 #include "format/test_support.h"
 #include "format/zip/zip.h"
 

@@ -12,8 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "base/freed_memory.h"
-#include "fsdp/deferred/fill.h"
+#include "base/process.h"
 #include "fsdp/deferred/recording.h"
 #include "tessera/error.h"
 #include "torch/device.h"

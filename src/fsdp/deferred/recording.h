@@ -8,21 +8,25 @@
 // A storage without memory holds its recording alive; a recording refers to storages by number.
 #pragma once
 
-#include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/stack.h>
-#include <c10/core/Storage.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Storage.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 namespace tessera::detail {
 
@@ -88,5 +92,22 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::vector<Step> steps_;
   std::vector<Place> places_;
 };
+
+// What a unit's tensors hold before they are cut: data where they have none.
+
+using NamedModule = std::pair<std::string, torch::nn::Module*>;  // with a dot behind the name
+
+// `module`, named "", and what is below it, each once, breadth first; children for which `enters`
+// is false are left out with all that only they reach.
+[[nodiscard]] std::vector<NamedModule> modules_below(
+    torch::nn::Module& module, const std::function<bool(const torch::nn::Module&)>& enters);
+
+struct FillOptions {
+  torch::Device device = torch::kCPU;
+  std::function<void(torch::nn::Module&)> param_init_fn = {};
+  std::unordered_set<const void*> ignored = {};  // TensorImpls that stay as they are
+};
+// `materialize` of tessera/deferred_init.h for the own tensors of these modules.
+void fill(const std::vector<NamedModule>& modules, const FillOptions& options);
 
 }  // namespace tessera::detail

@@ -1,26 +1,27 @@
-// SyncBatchNorm beside torch::nn::BatchNorm in one process that has the batches of all ranks.
-#include "tessera/sync_batchnorm.h"
-#include "fsdp/testing/any_device.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include <functional>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
 #include "conformance/errors.h"
+#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/ddp.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/sync_batchnorm.h"
 #include "torch/testing.h"
 
 namespace tessera {
+
+// SyncBatchNorm beside torch::nn::BatchNorm in one process that has the batches of all ranks.
+
 namespace {
 
 namespace nn = torch::nn;

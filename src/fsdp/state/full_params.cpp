@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/log.h"
-#include "fsdp/state/state_entries.h"
-#include "fsdp/step/schedule_entry.h"
+#include "fsdp/state/state_dict.h"
+#include "fsdp/step/root.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 

@@ -1,14 +1,21 @@
 #include "fsdp/state/model_state.h"
 
-#include <torch/torch.h>
-
+#include <cstring>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
-#include "fsdp/state/state_entries.h"
+#include <torch/torch.h>
+
+#include "base/digest.h"
+#include "base/log.h"
+#include "comm/confer.h"
+#include "comm/message.h"
+#include "fsdp/state/state_dict.h"
 #include "fsdp/unit/registry.h"
-#include "fsdp/wrap/forgotten.h"
+#include "fsdp/wrap/past_holders.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "torch/tensor.h"
@@ -77,3 +84,164 @@ Value model_state_to_save(ModuleRef module) {
 }
 
 }  // namespace tessera
+
+namespace tessera::detail {
+namespace {
+
+constexpr const char* kComparing = "comparing the buffers of a model";
+
+// Of its form and its elements.
+std::uint64_t digest_of_buffer(const at::Tensor& buffer) {
+  const auto host = to_host(buffer);
+  const std::string form = c10::str(host.scalar_type(), host.sizes());
+  RunningDigest digest;
+  digest.add(std::as_bytes(std::span(form.data(), form.size())));
+  digest.add(host_bytes(host));
+  return digest.value();
+}
+
+// What ranks say of one buffer.
+struct KnownBuffer {
+  std::uint64_t digest = 0;  // of the lowest of them
+  bool differs = false;
+  bool is_rank0s = false;
+};
+using KnownBuffers = std::map<std::string, KnownBuffer>;
+
+Bytes encode(const KnownBuffers& known) {
+  MessageWriter message;
+  for (const auto& [name, one] : known) {
+    message.text(name).number(one.digest);
+    message.count(one.differs ? 1 : 0).count(one.is_rank0s ? 1 : 0);
+  }
+  return message.take();
+}
+
+KnownBuffers decode_known(const Bytes& bytes) {
+  KnownBuffers known;
+  for (MessageReader message(bytes); !message.at_end();) {
+    auto name = message.text();
+    KnownBuffer one{.digest = message.number<std::uint64_t>()};
+    one.differs = message.count() != 0;
+    one.is_rank0s = message.count() != 0;
+    known.emplace(std::move(name), one);
+  }
+  return known;
+}
+
+Bytes combine_known(const Bytes& left, const Bytes& right) {
+  auto all = decode_known(left);
+  for (const auto& [name, other] : decode_known(right)) {
+    const auto [at, is_new] = all.emplace(name, other);
+    if (is_new) continue;
+    at->second.differs |= other.differs || at->second.digest != other.digest;
+    at->second.is_rank0s |= other.is_rank0s;
+  }
+  return encode(all);
+}
+
+// A digest, or nothing: ranks have others.
+Bytes combine_digests(const Bytes& left, const Bytes& right) {
+  return left == right ? left : Bytes();
+}
+
+void warn_of(const std::vector<std::string>& names) {
+  log(LogLevel::warning,
+      "ranks have other values than rank 0 in the buffer '" + names.front() + "'" +
+          (names.size() == 1 ? "" : " and " + std::to_string(names.size() - 1) + " more") +
+          ", of which rank 0's are saved: sync_buffers() gives all ranks rank 0's, and a "
+          "SyncBatchNorm in the place of a BatchNorm keeps them alike");
+}
+
+class BufferComparison {
+ public:
+  BufferComparison(const Value& state, ModuleRef module, Group& group)
+      : state_(state), types_(types_of_buffers(module.get())), group_(group) {
+    for (const auto& entry : module.get().named_buffers()) {
+      if (entry.value().defined() && state.find(entry.key()) != nullptr)
+        buffers_.emplace(entry.key(), entry.value());
+    }
+  }
+
+  // Whether ranks differ and rank 0 wants its own to be saved.
+  [[nodiscard]] bool is_needed(IfDiffers copies) {
+    const auto contribute = [&] {
+      for (const auto& [name, buffer] : buffers_)
+        mine_[name] = {digest_of_buffer(buffer), false, group_.rank() == 0};
+      const auto known = encode_digests();
+      return MessageWriter().number(digest64(known)).take();
+    };
+    const auto conclude = [&](const Bytes& same) {
+      return Bytes(same.empty() && copies == IfDiffers::warn ? 1 : 0);
+    };
+    return !confer(group_, kComparing, {contribute, combine_digests, conclude}).empty();
+  }
+
+  [[nodiscard]] Value taken_over() {
+    const auto conclude = [&](const Bytes& all) {
+      MessageWriter values;
+      std::vector<std::string> names;
+      for (const auto& [name, known] : decode_known(all)) {
+        if (!known.differs || !known.is_rank0s) continue;
+        names.push_back(name);
+        values.text(name).block(host_bytes(to_host(buffers_.at(name))));
+      }
+      if (!names.empty()) warn_of(names);
+      return values.take();
+    };
+    const Bytes values =
+        confer(group_, kComparing, {[&] { return encode(mine_); }, combine_known, conclude});
+    for (MessageReader message(values); !message.at_end();) {
+      const auto name = message.text();
+      const auto elements = message.block();
+      if (group_.rank() > 0) take(name, elements);
+    }
+    auto pairs = state_.pairs();
+    for (auto& [name, leaf] : pairs) {
+      if (const auto found = leaves_.find(name.as_string()); found != leaves_.end())
+        leaf = found->second;
+    }
+    return Value::dict(std::move(pairs), state_.dict_kind());
+  }
+
+ private:
+  // Alike on all ranks that have the same: who has it is no part of it.
+  [[nodiscard]] Bytes encode_digests() const {
+    MessageWriter message;
+    for (const auto& [name, known] : mine_) message.text(name).number(known.digest);
+    return message.take();
+  }
+
+  // What has another form here is the save's to refuse.
+  void take(const std::string& name, std::span<const std::byte> elements) {
+    const auto own = buffers_.find(name);
+    if (own == buffers_.end()) return;
+    auto copy = to_host(own->second).clone();
+    if (copy.nbytes() != elements.size()) return;
+    if (!elements.empty()) std::memcpy(copy.mutable_data_ptr(), elements.data(), elements.size());
+    const auto type = types_.find(own->second.unsafeGetTensorImpl());
+    auto& leaf = by_buffer_[own->second.unsafeGetTensorImpl()];
+    if (!leaf.is(Value::Kind::tensor))
+      leaf = leaf_of(type == types_.end() ? copy : copy.to(type->second));
+    leaves_.emplace(name, leaf);
+  }
+
+  const Value& state_;
+  TypesOfBuffers types_;
+  Group& group_;
+  std::map<std::string, at::Tensor> buffers_;
+  KnownBuffers mine_;
+  std::unordered_map<const c10::TensorImpl*, Value> by_buffer_;  // one with two names is one leaf
+  std::unordered_map<std::string, Value> leaves_;
+};
+
+}  // namespace
+
+Value with_rank0_buffers(const Value& state, ModuleRef module, IfDiffers copies, Group& group) {
+  if (group.size() == 1) return state;
+  const torch::NoGradGuard no_grad;
+  BufferComparison comparison(state, module, group);
+  return comparison.is_needed(copies) ? comparison.taken_over() : state;
+}
+
+}  // namespace tessera::detail

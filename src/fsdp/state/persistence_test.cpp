@@ -11,7 +11,7 @@
 #include "fsdp/state/model_state.h"
 #include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
-#include "fsdp/unit/persistence.h"
+#include "fsdp/unit/unit_buffers.h"
 #include "tessera/buffers.h"
 #include "tessera/checkpoint.h"
 #include "tessera/pytorch/full_params.h"

@@ -1,20 +1,19 @@
-#include "tessera/pytorch/state_dict.h"
-#include "fsdp/state/model_state.h"
-
-#include <torch/torch.h>
+#include "fsdp/state/state_dict.h"
 
 #include <algorithm>
 #include <exception>
 #include <optional>
 #include <unordered_map>
 
+#include <torch/torch.h>
+
 #include "base/log.h"
-#include "fsdp/state/redistribute.h"
+#include "fsdp/state/model_state.h"
 #include "fsdp/state/sharded_load.h"
-#include "fsdp/state/state_entries.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/state_dict.h"
 #include "torch/tensor.h"
 
 namespace tessera {

@@ -1,9 +1,10 @@
-// Kinds of model state: full, local, sharded (spec 6.11).
+#include "fsdp/state/state_dict.h"
+
+#include <string>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include <string>
 
 #include "base/log.h"
 #include "fsdp/testing/any_device.h"
@@ -15,6 +16,9 @@
 #include "torch/testing.h"
 
 namespace tessera {
+
+// Kinds of model state: full, local, sharded (spec 6.11).
+
 namespace {
 
 namespace nn = torch::nn;

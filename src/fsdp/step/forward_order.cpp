@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/log.h"
-#include "comm/text.h"
+#include "comm/message.h"
 #include "comm/whereabouts.h"
 #include "tessera/error.h"
 

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "base/log.h"
-#include "fsdp/step/schedule_entry.h"
+#include "fsdp/step/root.h"
 #include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
-#include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
+#include "fsdp/unit/whole_parameters.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/trace.h"

@@ -16,7 +16,6 @@
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 #include "torch/device.h"
-#include "torch/side_stream.h"
 
 namespace tessera::detail {
 namespace {

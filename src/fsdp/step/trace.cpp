@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "comm/text.h"
+#include "comm/message.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/text.h"
+#include "comm/message.h"
 #include "comm/whereabouts.h"
 #include "fsdp/step/root.h"
 #include "fsdp/unit/custom_channel.h"

@@ -10,10 +10,10 @@
 
 #include "fsdp/testing/test_training.h"
 #include "tessera/unit_controls.h"
-#include "torch/c10d_transport.h"
 #include "torch/delegating_backend.h"
 #include "torch/mesh_state.h"
 #include "torch/testing.h"
+#include "torch/transport.h"
 
 namespace tessera {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "base/one_of.h"
-#include "fsdp/unit/quiet_copy.h"
+#include "base/text.h"
+#include "fsdp/unit/whole_copies.h"
 #include "tessera/collectives.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"

@@ -9,11 +9,10 @@
 #include <string>
 #include <utility>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "comm/whereabouts.h"
 #include "tessera/error.h"
 #include "torch/device.h"
-#include "torch/side_stream.h"
 
 namespace tessera::detail {
 namespace {

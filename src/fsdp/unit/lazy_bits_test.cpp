@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/state/redistribute.h"
+#include "fsdp/state/sharded_load.h"
 #include "fsdp/testing/any_device.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/full_params.h"

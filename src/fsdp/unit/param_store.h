@@ -1,3 +1,57 @@
+// A few freed blocks of memory, kept for the next unit of the same size: on the CPU fresh memory
+// costs a page fault every 4 KiB, which would dominate gathering. On a device a block goes from the
+// stream that computes to the one that gathers, which waits for the kernels that used it and for no
+// others; from the allocator it would have to wait for all that was queued.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <torch/types.h>
+
+#include "fsdp/plan/unit_layout.h"
+#include "torch/device.h"
+#include "torch/transport.h"
+
+namespace tessera::detail {
+
+class StoragePool {
+ public:
+  // An array like `array`, which has no memory of its own, with memory. On a device it is for the
+  // stream of gathers, or for the current one.
+  [[nodiscard]] at::Tensor make_like(const at::Tensor& array);
+  // Takes the memory of `storage`. Its nominal size stays: views of it can still be made, so that
+  // whoever uses a freed parameter gets as far as the access that explains what is wrong.
+  void take(c10::StorageImpl& storage);
+
+  // The stream of gathers to `device`, the same one for all of a pool.
+  [[nodiscard]] const SideStream& gathers(at::Device device);
+  // Shards may have changed: gathers see what the current stream has done to them.
+  void follow_current();
+  // The stream that sums over copies begin on, likewise.
+  [[nodiscard]] const SideStream& sums(at::Device device);
+
+ private:
+  struct Block {
+    std::size_t bytes;
+    c10::DataPtr memory;
+    std::optional<c10::Event> last_use;  // on a device, by the stream that computes
+  };
+  // Of a storage that was taken, for one like `model`; null: there is none.
+  [[nodiscard]] c10::DataPtr reuse(const c10::StorageImpl& model);
+
+  static constexpr std::size_t kKept = 2;
+  std::vector<Block> blocks_;
+  std::optional<SideStream> gathers_, sums_;
+};
+
 // ParamStore: the memory of a unit's parameters, as shards and gathered.
 //
 // The module's own tensors are permanent views of one storage, made once, so that autograd's
@@ -7,22 +61,6 @@
 // only.
 //
 // It keeps no state of its own: whether the memory is there is the Unit's to know.
-#pragma once
-
-#include <torch/types.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "fsdp/plan/unit_layout.h"
-#include "fsdp/unit/storage_pool.h"
-#include "torch/transport.h"
-
-namespace tessera::detail {
 
 struct ParamStoreOptions {
   int rank = 0;

@@ -8,12 +8,11 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/unit/quiet_copy.h"
 #include "fsdp/unit/whole_copies.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
+#include "torch/device.h"
 #include "torch/rank_local.h"
-#include "torch/side_stream.h"
 
 namespace tessera::detail {
 namespace {

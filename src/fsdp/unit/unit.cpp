@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/one_of.h"
+#include "base/text.h"
 #include "fsdp/unit/bucket_reducer.h"
 #include "fsdp/unit/shard_reducer.h"
 #include "tessera/error.h"

@@ -1,5 +1,5 @@
 // UnitSchedule: what a unit knows of the schedule that drives it. The schedule keeps what it has to
-// know of the unit in a class derived from this one (step/schedule_entry.h), so units know nothing
+// know of the unit in a class derived from this one (step/root.h), so units know nothing
 // of order, hooks or other units.
 #pragma once
 

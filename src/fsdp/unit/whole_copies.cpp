@@ -1,10 +1,10 @@
 #include "fsdp/unit/whole_copies.h"
 
-#include <torch/torch.h>
-
 #include <algorithm>
 #include <utility>
 #include <variant>
+
+#include <torch/torch.h>
 
 namespace tessera::detail {
 namespace {

@@ -1,14 +1,24 @@
-// WholeParameters: all parameters of a unit as one array, outside of the schedule: gathered, viewed
-// and cut again (tessera/pytorch/full_params.h, state dicts).
+// Rank 0's values to all ranks.
 #pragma once
+
+#include <cstddef>
+#include <vector>
 
 #include <torch/types.h>
 
-#include <cstddef>
-
 #include "fsdp/unit/param_store.h"
+#include "tessera/mesh.h"
 
 namespace tessera::detail {
+
+constexpr std::size_t kBroadcastBytes = 250 << 20;  // fsdp-rows K4
+// Rank 0's values to all ranks, in messages of about `message_bytes`; what is listed twice goes
+// once. Throws `invalid_argument` for a tensor without data. Collective.
+void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
+                          std::size_t message_bytes = kBroadcastBytes);
+
+// WholeParameters: all parameters of a unit as one array, outside of the schedule: gathered, viewed
+// and cut again (tessera/pytorch/full_params.h, state dicts).
 
 class WholeParameters {
  public:

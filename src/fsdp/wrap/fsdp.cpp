@@ -12,9 +12,9 @@
 
 #include "base/log.h"
 #include "fsdp/step/root.h"
-#include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
-#include "fsdp/wrap/forgotten.h"
+#include "fsdp/unit/whole_parameters.h"
+#include "fsdp/wrap/past_holders.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -11,15 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "base/freed_memory.h"
-#include "comm/text.h"
+#include "base/process.h"
+#include "comm/message.h"
 #include "comm/whereabouts.h"
-#include "fsdp/deferred/fill.h"
+#include "fsdp/deferred/recording.h"
 #include "fsdp/step/root.h"
-#include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
+#include "fsdp/unit/whole_parameters.h"
 #include "fsdp/wrap/past_holders.h"
-#include "fsdp/wrap/shard_in_turn.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "torch/device.h"

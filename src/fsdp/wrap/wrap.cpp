@@ -7,11 +7,9 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/one_of.h"
+#include "base/text.h"
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/past_holders.h"
-#include "fsdp/wrap/shard_in_turn.h"
-#include "fsdp/wrap/slots_of_libtorch.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/pytorch/wrap_scope.h"

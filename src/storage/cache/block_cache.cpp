@@ -6,21 +6,221 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <ctime>
+#include <map>
+#include <mutex>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/digest.h"
 #include "base/log.h"
-#include "base/random_id.h"
-#include "base/sha256.h"
-#include "storage/cache/block_file.h"
+#include "base/process.h"
+#include "io/source.h"
+#include "storage/forwarding_store.h"
+#include "storage/posix/atomic_file.h"
 #include "storage/posix/lock.h"
+#include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
+#include "tessera/local_cache.h"
+#include "tessera/storage.h"
 
 namespace tessera {
+namespace {
+
+constexpr const char* kMarker = "CACHEDIR.TAG";
+// The first line is what everybody's cache directories have (https://bford.info/cachedir/).
+constexpr std::string_view kStart =
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# Blocks of objects that Tessera has read from URLs. All of it may be deleted at any time.\n"
+    "# Version ";
+constexpr std::string_view kVersion = "1\n";
+constexpr std::uint64_t kLongestMarker = 4096;
+
+[[noreturn]] void refuse(ErrorCode code, const std::string& why, const std::string& path) {
+  throw Error(code, "the local cache is not used: " + why).at_path(path);
+}
+
+std::string marker() {
+  return std::string(kStart) + std::string(kVersion);
+}
+
+}  // namespace
+
+CacheDirectory::CacheDirectory(const std::string& given)
+    : path_(given + (given.ends_with('/') ? "" : "/") + "tessera-blocks-" +
+            std::to_string(::geteuid())) {}
+
+bool CacheDirectory::owns(uid_t owner, mode_t mode) const {
+  return owner_ == static_cast<std::int64_t>(owner) && (mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+bool CacheDirectory::owns_directory(const std::string& path) const {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
+         owns(status.st_uid, status.st_mode);
+}
+
+bool CacheDirectory::owns_file(int fd) const {
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+         owns(status.st_uid, status.st_mode);
+}
+
+bool CacheDirectory::is_there() const {
+  struct stat status {};
+  if (::lstat(path_.c_str(), &status) != 0) return false;  // whoever makes it hears why
+  if (!S_ISDIR(status.st_mode)) refuse(ErrorCode::unsafe, "this is no directory", path_);
+  if (owner_ < 0) owner_ = status.st_uid == ::geteuid() ? status.st_uid : owner_of_ours(path_);
+  if (!owns(status.st_uid, status.st_mode)) {
+    refuse(ErrorCode::unsafe,
+           "the directory belongs to user " + std::to_string(status.st_uid) +
+               ", or others than its owner may write into it",
+           path_);
+  }
+  if (is_marked_) return true;
+  if (entries_of(path_).empty()) return false;
+  require_marker();
+  is_marked_ = true;
+  return true;
+}
+
+void CacheDirectory::require_marker() const {
+  std::string found;
+  try {
+    const auto bytes = read_all(*posix_store(path_)->open(kMarker), kLongestMarker);
+    found.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  } catch (const Error& error) {
+    refuse(ErrorCode::unsafe, "the directory has no marker of one: " + std::string(error.what()),
+           path_);
+  }
+  if (found == marker()) return;
+  if (found.starts_with(kStart))
+    refuse(ErrorCode::unsupported, "the directory is one of another version of Tessera", path_);
+  refuse(ErrorCode::unsafe, std::string("its ") + kMarker + " is another program's", path_);
+}
+
+// It appears with its marker. Somebody else may be faster.
+void CacheDirectory::make() const {
+  if (is_there()) return;
+  try {
+    ReplacedDirectory made(path_, IfExists::fail);
+    if (::chmod(made.working().c_str(), S_IRWXU) != 0)
+      throw_errno(errno, "set the mode", made.working());
+    const std::string text = marker();
+    AtomicFile file(made.working() + "/" + kMarker, IfExists::fail, text.size());
+    file.write_at(0, std::as_bytes(std::span(text)));
+    file.commit();
+    made.commit();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::already_exists) throw;
+  }
+  if (!is_there()) throw Error(ErrorCode::conflict, "others delete the cache").at_path(path_);
+}
+
+namespace {
+
+constexpr std::uint64_t kUnit = 1U << 20U;  // has a digest
+constexpr std::uint64_t kMostUnits = 4;
+constexpr std::time_t kFresh = 60;  // seconds, in which a use is not noted again
+
+std::uint64_t units_of(std::uint64_t size) {
+  return (size + kUnit - 1) / kUnit;
+}
+
+std::uint64_t trailer_bytes(std::uint64_t units) {
+  return (units + 1) * sizeof(std::uint64_t);
+}
+
+// Of the block's bytes, if a block's file can have that size; else 0.
+std::uint64_t size_in(std::uint64_t file_size) {
+  for (std::uint64_t units = 1; units <= kMostUnits; ++units) {
+    const std::uint64_t size = file_size - std::min(file_size, trailer_bytes(units));
+    if (units_of(size) == units) return size;
+  }
+  return 0;
+}
+
+std::uint64_t seal_of(const BlockName& name, std::uint64_t size,
+                      std::span<const std::uint64_t> digests) {
+  std::string text = "block of tessera, version 1";
+  text += '\0' + name.key + '\0' + name.block + '\0' + std::to_string(size);
+  RunningDigest seal;
+  seal.add(std::as_bytes(std::span(text)));
+  seal.add(std::as_bytes(digests));
+  return seal.value();
+}
+
+bool read_whole(const Fd& fd, std::uint64_t offset, MutableByteView out) {
+  while (!out.empty()) {
+    const ssize_t got = transferred(
+        [&] { return ::pread(fd.get(), out.data(), out.size(), static_cast<off_t>(offset)); });
+    if (got <= 0) return false;
+    out = out.subspan(static_cast<std::size_t>(got));
+    offset += static_cast<std::uint64_t>(got);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> block_trailer(const BlockName& name, ByteView bytes) {
+  std::vector<std::uint64_t> trailer;
+  for (std::size_t at = 0; at < bytes.size(); at += kUnit)
+    trailer.push_back(digest64(bytes.subspan(at, std::min<std::size_t>(kUnit, bytes.size() - at))));
+  trailer.push_back(seal_of(name, bytes.size(), trailer));
+  return trailer;
+}
+
+// O_NONBLOCK: a FIFO would otherwise wait for a writer.
+BlockFile::BlockFile(const std::string& path, const BlockName& name, const CacheDirectory& owner)
+    : fd_(opened(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK)) {
+  struct stat status {};
+  is_others_ =
+      fd_ ? ::fstat(fd_.get(), &status) != 0 || !owner.owns_file(fd_.get()) : errno != ENOENT;
+  if (!fd_ || is_others_) return;
+  used_ = status.st_mtime;
+  file_size_ = static_cast<std::uint64_t>(status.st_size);
+  size_ = size_in(file_size_);
+  is_sealed_ = size_ != 0 && read_trailer(name);
+}
+
+bool BlockFile::read_trailer(const BlockName& name) {
+  trailer_.resize(units_of(size_) + 1);
+  if (!read_whole(fd_, size_, std::as_writable_bytes(std::span(trailer_)))) return false;
+  const auto digests = std::span<const std::uint64_t>(trailer_).first(trailer_.size() - 1);
+  return trailer_.back() == seal_of(name, size_, digests);
+}
+
+void BlockFile::note_use() const {
+  if (std::time(nullptr) - used_ > kFresh) (void)::futimens(fd_.get(), nullptr);
+}
+
+bool BlockFile::read(std::uint64_t within, MutableByteView out) const {
+  std::vector<std::byte> scratch;
+  while (!out.empty()) {
+    const std::uint64_t unit = within / kUnit;
+    const std::uint64_t begin = unit * kUnit;
+    const auto size = static_cast<std::size_t>(std::min(kUnit, size_ - begin));
+    const auto from = static_cast<std::size_t>(within - begin);
+    const auto part = out.first(std::min(out.size(), size - from));
+    MutableByteView whole = part;
+    if (part.size() < size) {
+      scratch.resize(size);
+      whole = scratch;
+    }
+    if (!read_whole(fd_, begin, whole) || digest64(whole) != trailer_[unit]) return false;
+    if (part.size() < size) std::memcpy(part.data(), scratch.data() + from, part.size());
+    out = out.subspan(part.size());
+    within += part.size();
+  }
+  return true;
+}
+
 namespace {
 
 constexpr std::time_t kAbandoned = 3600;  // seconds, after which nobody writes a temporary file
@@ -175,6 +375,145 @@ void BlockCache::make_room() {
   }
   bytes_ = bytes;
   is_counted_ = true;
+}
+
+namespace {
+
+constexpr std::size_t kMostAround = 16;  // blocks that are in memory because parts are wanted
+
+class CachingSource final : public ByteSource {
+ public:
+  CachingSource(std::shared_ptr<ByteSource> source, std::shared_ptr<BlockCache> cache)
+      : source_(std::move(source)), cache_(std::move(cache)), key_(BlockCache::key_of(*source_)) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
+  [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] std::string version() const override { return source_->version(); }
+  [[nodiscard]] std::string identity() const override { return source_->identity(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    const ReadRange range{offset, out};
+    read_ranges({&range, 1});
+  }
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    Missing missing;
+    for (ReadRange range : ranges) {
+      require_range(*this, range.offset, range.out.size());
+      while (!range.out.empty()) {
+        const auto place = place_at(range.offset);
+        const std::uint64_t within = range.offset % BlockCache::kBlock;
+        const auto part =
+            range.out.first(std::min<std::uint64_t>(range.out.size(), place.size - within));
+        if (!cache_->read(place, within, part)) add(missing, place, within, part);
+        range.offset += part.size();
+        range.out = range.out.subspan(part.size());
+      }
+    }
+    fetch(missing);
+  }
+
+ private:
+  struct Part {
+    std::uint64_t block, within;
+    MutableByteView out;
+  };
+  struct Missing {
+    std::map<std::uint64_t, MutableByteView> whole;  // wanted whole, where they go
+    std::map<std::uint64_t, std::vector<std::byte>> around;
+    std::vector<Part> parts;  // of those
+  };
+
+  [[nodiscard]] BlockCache::Place place_at(std::uint64_t offset) const {
+    const std::uint64_t block = offset / BlockCache::kBlock;
+    return {key_, block, std::min(BlockCache::kBlock, size() - block * BlockCache::kBlock)};
+  }
+
+  void add(Missing& missing, const BlockCache::Place& place, std::uint64_t within,
+           MutableByteView part) const {
+    if (part.size() == place.size && missing.whole.emplace(place.block, part).second) return;
+    missing.around.try_emplace(place.block);
+    missing.parts.push_back({place.block, within, part});
+    if (missing.around.size() >= kMostAround) fetch(missing);
+  }
+
+  void fetch(Missing& missing) const {
+    std::vector<ReadRange> wanted;
+    std::map<std::uint64_t, ByteView> blocks;
+    for (const auto& [block, out] : missing.whole) blocks.emplace(block, out);
+    for (const auto& [block, out] : missing.whole)
+      wanted.push_back({block * BlockCache::kBlock, out});
+    for (auto& [block, bytes] : missing.around) {
+      const std::uint64_t begin = block * BlockCache::kBlock;
+      bytes.resize(place_at(begin).size);
+      wanted.push_back({begin, bytes});
+      blocks.emplace(block, bytes);
+    }
+    if (wanted.empty()) return;
+    std::ranges::sort(wanted, {}, &ReadRange::offset);
+    source_->read_ranges(wanted);
+    for (const auto& [block, bytes] : blocks)
+      cache_->keep(place_at(block * BlockCache::kBlock), bytes);
+    for (const Part& part : missing.parts)
+      std::memcpy(part.out.data(), missing.around.at(part.block).data() + part.within,
+                  part.out.size());
+    missing = {};
+  }
+
+  const std::shared_ptr<ByteSource> source_;
+  const std::shared_ptr<BlockCache> cache_;
+  const std::string key_;
+};
+
+class CachingStore final : public ForwardingStore {
+ public:
+  CachingStore(std::shared_ptr<Store> store, std::shared_ptr<BlockCache> cache)
+      : ForwardingStore(std::move(store)), cache_(std::move(cache)) {}
+
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    return cached(ForwardingStore::open(name));
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open_listed(const ObjectInfo& object) const override {
+    return cached(inner().open_listed(object));
+  }
+
+ private:
+  [[nodiscard]] std::shared_ptr<ByteSource> cached(std::shared_ptr<ByteSource> source) const {
+    if (source->identity().empty()) return source;
+    return std::make_shared<CachingSource>(std::move(source), cache_);
+  }
+
+  const std::shared_ptr<BlockCache> cache_;
+};
+
+struct Used {
+  ShortMutex mutex;
+  std::shared_ptr<BlockCache> cache;  // guarded by mutex; null: none
+};
+
+constinit Used used;
+
+}  // namespace
+
+std::shared_ptr<Store> caching_store(std::shared_ptr<Store> store,
+                                     std::shared_ptr<BlockCache> cache) {
+  return std::make_shared<CachingStore>(std::move(store), std::move(cache));
+}
+
+std::shared_ptr<Store> with_local_cache(std::shared_ptr<Store> store) {
+  const std::lock_guard lock(used.mutex);
+  return used.cache ? caching_store(std::move(store), used.cache) : store;
+}
+
+void use_local_cache(std::optional<LocalCache> cache) {
+  std::shared_ptr<BlockCache> made;
+  if (cache) {
+    if (cache->directory.empty())
+      throw Error(ErrorCode::invalid_argument, "a local cache needs a directory");
+    require_local(cache->directory);
+    made = std::make_shared<BlockCache>(cache->directory, cache->most_bytes);
+  }
+  const std::lock_guard lock(used.mutex);
+  used.cache = std::move(made);
 }
 
 }  // namespace tessera

@@ -7,13 +7,11 @@
 #include <optional>
 #include <thread>
 
-#include "base/environment.h"
-#include "base/one_of.h"
-#include "base/stop.h"
-#include "base/traffic.h"
+#include "base/log.h"
+#include "base/parallel.h"
+#include "base/process.h"
+#include "base/text.h"
 #include "storage/http/limiter.h"
-#include "storage/http/loopback.h"
-#include "storage/http/pause.h"
 #include "storage/http/transfer.h"
 #include "storage/http/uri.h"
 #include "tessera/error.h"

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork.h"
-#include "storage/http/scattered.h"
+#include "base/process.h"
+#include "storage/http/pieces.h"
 #include "tessera/io.h"
 
 namespace tessera {
@@ -90,9 +90,9 @@ class HttpClient {
   // that nobody vouches for; `limit` for a body above `most_body`; `corrupt` for more than 200
   // headers or 64 KiB of them, and for an encoded body for `into`. After three such answers:
   // `corrupt` for a body that does not fill `into`. Of a body that tells of an error 64 KiB are
-  // kept. Once a stop is requested that the thread heeds (base/stop.h): `cancelled`, within about a
-  // second. While it settles what it has begun, an attempt under way goes on, one that begins has
-  // five seconds, and none follows.
+  // kept. Once a stop is requested that the thread heeds (base/parallel.h): `cancelled`, within
+  // about a second. While it settles what it has begun, an attempt under way goes on, one that
+  // begins has five seconds, and none follows.
   HttpResponse send(const Prepare& prepare,
                     const std::function<bool(const HttpResponse&)>& is_again = {});
 

@@ -9,11 +9,9 @@
 #include <thread>
 
 #include "base/parallel.h"
-#include "base/stop.h"
 #include "conformance/errors.h"
 #include "conformance/loopback_server.h"
 #include "storage/http/limiter.h"
-#include "storage/http/pause.h"
 #include "storage/http/shared_library.h"
 #include "storage/http/testing.h"
 

@@ -5,12 +5,11 @@
 #include <optional>
 #include <string>
 
-#include "base/one_of.h"
 #include "base/parallel.h"
+#include "base/text.h"
 #include "storage/http/pieces.h"
-#include "storage/http/ranges.h"
-#include "storage/http/redirect.h"
-#include "storage/names.h"
+#include "storage/http/uri.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 
 #include "conformance/errors.h"
 #include "conformance/loopback_server.h"
-#include "storage/http/redirect.h"
+#include "storage/http/uri.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "base/parallel.h"
-#include "base/stop.h"
 #include "conformance/errors.h"
 #include "storage/http/testing.h"
 

@@ -1,17 +1,70 @@
-// How reads from far away are divided into requests.
+// Ranges of bytes as HTTP names them.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "io/range.h"
-#include "storage/http/scattered.h"
+#include "io/source.h"
 #include "tessera/io.h"
 
 namespace tessera {
+
+// "bytes=3-9" for 7 bytes from 3 on. `size` is not 0.
+[[nodiscard]] inline std::string range_text(std::uint64_t offset, std::uint64_t size) {
+  return "bytes=" + std::to_string(offset) + "-" + std::to_string(offset + size - 1);
+}
+// Whether Content-Range is that of such an answer: "bytes 3-9/TOTAL".
+[[nodiscard]] inline bool is_range_of(const std::string& content_range, std::uint64_t offset,
+                                      std::uint64_t size, std::uint64_t total) {
+  return content_range == "bytes " + std::to_string(offset) + "-" +
+                              std::to_string(offset + size - 1) + "/" + std::to_string(total);
+}
+
+// Memory in several places that is filled as if it were one.
+
+class Scattered {
+ public:
+  Scattered() = default;
+  Scattered(MutableByteView one) { add(one); }  // NOLINT(google-explicit-constructor)
+
+  void add(MutableByteView place) {
+    places_.push_back({size_, place});
+    size_ += place.size();
+  }
+  [[nodiscard]] std::size_t size() const { return size_; }
+  [[nodiscard]] bool empty() const { return size_ == 0; }
+
+  // `at + bytes.size()` is at most size().
+  void write(std::uint64_t at, ByteView bytes) const {
+    if (bytes.empty()) return;
+    auto place =
+        std::upper_bound(places_.begin(), places_.end(), at,
+                         [](std::uint64_t offset, const Place& p) { return offset < p.at; });
+    for (--place; !bytes.empty(); ++place) {
+      const auto skip = static_cast<std::size_t>(at - place->at);
+      const std::size_t size = std::min(bytes.size(), place->memory.size() - skip);
+      if (size == 0) continue;
+      std::memcpy(place->memory.data() + skip, bytes.data(), size);
+      bytes = bytes.subspan(size);
+      at += size;
+    }
+  }
+
+ private:
+  struct Place {
+    std::size_t at = 0;  // of its first byte in all of them
+    MutableByteView memory;
+  };
+  std::vector<Place> places_;
+  std::size_t size_ = 0;
+};
+
+// How reads from far away are divided into requests.
 
 // What a request costs as much as: 10 ms on a connection with 100 MB/s.
 inline constexpr std::uint64_t kFarRequest = 1U << 20U;  // bytes

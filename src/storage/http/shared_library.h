@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include <curl/curl.h>
+
 namespace tessera {
 
 // Never unloaded: libcurl and libcrypto clean up at the end of the process.
@@ -24,5 +26,24 @@ class SharedLibrary {
   std::string soname_;
   void* handle_;
 };
+
+// The functions of libcurl that we call, found when a URL first needs them.
+
+struct CurlLibrary {
+  decltype(curl_version_info)* version_info = nullptr;
+  decltype(curl_global_init)* global_init = nullptr;
+  decltype(curl_easy_init)* easy_init = nullptr;
+  decltype(curl_easy_cleanup)* easy_cleanup = nullptr;
+  decltype(curl_easy_reset)* easy_reset = nullptr;
+  decltype(curl_easy_setopt)* easy_setopt = nullptr;
+  decltype(curl_easy_perform)* easy_perform = nullptr;
+  decltype(curl_easy_strerror)* easy_strerror = nullptr;
+  decltype(curl_slist_append)* slist_append = nullptr;
+  decltype(curl_slist_free_all)* slist_free_all = nullptr;
+};
+
+// Loads and initialises it at the first call; threads may call it at once. Throws `unsupported`
+// where there is no libcurl, or one that is too old.
+[[nodiscard]] const CurlLibrary& curl_library();
 
 }  // namespace tessera

@@ -7,13 +7,12 @@
 #include <optional>
 #include <utility>
 
-#include "base/environment.h"
-#include "base/one_of.h"
-#include "base/stop.h"
-#include "storage/http/curl_library.h"
-#include "storage/http/loopback.h"
+#include "base/parallel.h"
+#include "base/process.h"
+#include "base/text.h"
 #include "storage/http/reply.h"
-#include "storage/http/upload.h"
+#include "storage/http/shared_library.h"
+#include "storage/http/uri.h"
 #include "tessera/version.h"
 
 namespace tessera {

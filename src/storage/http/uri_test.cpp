@@ -1,12 +1,11 @@
 #include "storage/http/uri.h"
 
+#include <random>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "conformance/errors.h"
-#include "storage/http/loopback.h"
 
 namespace tessera {
 namespace {

@@ -5,10 +5,9 @@
 #include <mutex>
 #include <utility>
 
-#include "base/fork.h"
-#include "base/random_id.h"
-#include "io/range.h"
-#include "storage/names.h"
+#include "base/process.h"
+#include "io/source.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"

@@ -1,16 +1,59 @@
-// Files that appear whole or not at all.
+// Bytes on their way into an open file.
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
-#include "base/fork.h"
-#include "storage/posix/file_writer.h"
+#include "base/process.h"
+#include "tessera/io.h"
 #include "tessera/storage.h"
 
 namespace tessera {
+
+class FileWriter {
+ public:
+  // `path`: what errors call the file.
+  FileWriter(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+
+  // Asks for room. Throws `out_of_space`; a file system that cannot reserve will say later.
+  void reserve(std::uint64_t size);
+  // From several threads for ranges that do not overlap. Starts write-back early.
+  void write_at(std::uint64_t offset, ByteView bytes);
+  // The file has its bytes up to `end` already.
+  void keep(std::uint64_t end);
+  // Cuts the file behind the last byte that was written or kept, makes it durable and gives it
+  // back: once. After a failure the bytes may be lost, whatever a second fsync says.
+  Fd finish();
+  // Makes it durable and closes it; nothing is cut, since others write into it: once.
+  void sync();
+  [[nodiscard]] bool is_open() const { return static_cast<bool>(fd_); }
+
+ private:
+  struct Run {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+
+  // Counts bytes [begin, end) as written, and starts their write-back when enough lie together.
+  void note_written(std::uint64_t begin, std::uint64_t end);
+  // Counts them; returns what is to be written back now, if anything.
+  Run next_to_write_back(std::uint64_t begin, std::uint64_t end);
+
+  Fd fd_;  // none after finish
+  const std::string path_;
+  std::mutex mutex_;       // guards everything below
+  std::uint64_t end_ = 0;  // one past the last byte written or kept
+  // Written one after another, each run by one thread as a rule, and not yet on its way to the
+  // device. Oldest first.
+  std::vector<Run> pending_;
+};
+
+// Files that appear whole or not at all.
 
 // What a file is called until its commit.
 enum class UntilCommit : std::uint8_t {
@@ -59,5 +102,27 @@ void move_into_place(const std::string& temporary, const std::string& path, IfEx
 // Gives the file `temporary` the name `path`, which must be free, on file systems whose rename
 // cannot refuse a name that is taken.
 void link_into_place(const std::string& temporary, const std::string& path);
+
+// A file that an interrupted writer leaves behind for the next one.
+
+// A file that has its name from the beginning, in a directory that nobody reads (WorkDirectory).
+// What is in it stays when the writer ends without commit, and is there for `keep_at` when it is
+// opened again: after its bytes were read back and found right, never because they are there.
+class KeptFile final : public ByteSink {
+ public:
+  // Opens the file, or makes it; a file with other names, too, is given up for a new one.
+  KeptFile(std::string path, std::uint64_t size_hint);
+
+  void write_at(std::uint64_t offset, ByteView bytes) override;
+  void keep_at(std::uint64_t offset, ByteView bytes) override;
+  // Makes the bytes durable; moving the file to its place is the caller's. A failure removes it:
+  // what the system could not bring to the device must not be taken for written by a later run.
+  void commit() override;
+  [[nodiscard]] const std::string& name() const override { return path_; }
+
+ private:
+  const std::string path_;
+  FileWriter file_;
+};
 
 }  // namespace tessera

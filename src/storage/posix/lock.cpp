@@ -13,8 +13,8 @@
 #include <mutex>
 #include <vector>
 
-#include "base/one_of.h"
-#include "base/random_id.h"
+#include "base/process.h"
+#include "base/text.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 

@@ -6,8 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/fd.h"
-#include "base/fork.h"
+#include "base/process.h"
 
 namespace tessera {
 
@@ -55,7 +54,7 @@ class LockedFd {
 enum class Hosts : std::uint8_t { all, this_one };  // whose processes could have it
 void remove_abandoned(const std::string& path, Hosts hosts = Hosts::all);
 // The same for whatever of that type is in `directory`, named `start` and an attempt
-// (base/random_id.h).
+// (base/process.h).
 void remove_abandoned_attempts(const std::string& directory, std::string_view start,
                                std::filesystem::file_type type);
 

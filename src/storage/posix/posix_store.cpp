@@ -9,14 +9,13 @@
 #include <filesystem>
 #include <optional>
 
-#include "base/fd.h"
-#include "io/range.h"
-#include "storage/names.h"
+#include "base/process.h"
+#include "io/source.h"
 #include "storage/posix/atomic_file.h"
 #include "storage/posix/lock.h"
-#include "storage/posix/new_directories.h"
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"

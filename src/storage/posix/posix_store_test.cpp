@@ -8,8 +8,7 @@
 #include "conformance/temporary_directory.h"
 #include "conformance/unprivileged.h"
 #include "storage/forwarding_store.h"
-#include "storage/near_objects.h"
-#include "storage/sub_store.h"
+#include "storage/storage.h"
 #include "tessera/store_hold.h"
 
 namespace tessera {

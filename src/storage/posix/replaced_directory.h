@@ -1,18 +1,39 @@
-// A directory that appears whole under its name, or not at all.
-//
-// Everything is written into a sibling, NAME-tmp-<attempt>; commit gives it the name. What had the
-// name before stays whole until then and is removed afterwards. See docs/design/commit.md. Work
-// that may be interrupted brings a working directory of its own (docs/design/resume.md).
+// Directories that are made for work which may fail: kept until it ends, resumed, or put in place
+// of another.
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "base/fork.h"
+#include "base/process.h"
 #include "storage/posix/lock.h"
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera {
+
+// Directories that are made for work which may fail.
+
+class NewDirectories {
+ public:
+  // Notes which of `path` and the directories above it are not there yet; somebody else makes them.
+  explicit NewDirectories(const std::string& path);
+  NewDirectories(const NewDirectories&) = delete;
+  NewDirectories& operator=(const NewDirectories&) = delete;
+  // Removes those that were not there, as far as they are empty, unless the work was done.
+  ~NewDirectories();
+  void keep() noexcept { missing_.clear(); }
+
+ private:
+  MadeHere made_here_;
+  std::vector<std::string> missing_;  // innermost first
+};
+
+// A directory that appears whole under its name, or not at all.
+//
+// Everything is written into a sibling, NAME-tmp-<attempt>; commit gives it the name. What had the
+// name before stays whole until then and is removed afterwards. See docs/design/commit.md. Work
+// that may be interrupted brings a working directory of its own (docs/design/resume.md).
 
 class ReplacedDirectory {
  public:
@@ -59,5 +80,36 @@ class ReplacedDirectory {
 // The one directory that a crash left as PATH.old-<id> when nothing has the name PATH; empty when
 // there is none, or several.
 [[nodiscard]] std::string replaced_directory_of(const std::string& path);
+
+// A directory in which work goes on after an interruption.
+//
+//     PATH/journal   what is done; locked while somebody works
+//     PATH/new/      the files
+
+class WorkDirectory {
+ public:
+  // Makes the directory, or takes over what an interrupted process left. Throws `conflict` while
+  // another one works in it, `unsafe` when it is a link or another user's.
+  explicit WorkDirectory(std::string path);
+  // Leaves everything and lets go of the lock.
+  ~WorkDirectory() = default;
+  WorkDirectory(const WorkDirectory&) = delete;
+  WorkDirectory& operator=(const WorkDirectory&) = delete;
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  // PATH/new; absent until something is written there.
+  [[nodiscard]] const std::string& content() const noexcept { return content_; }
+  // The journal, open for reading and appending.
+  [[nodiscard]] int journal() const noexcept { return journal_.get(); }
+  // Removes all of `content`.
+  void clear();
+  // Removes the directory with all that is in it; the journal goes last.
+  void remove();
+
+ private:
+  const std::string path_;
+  const std::string content_;
+  LockedFd journal_;
+};
 
 }  // namespace tessera

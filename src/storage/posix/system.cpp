@@ -21,9 +21,9 @@
 #include <thread>
 #include <utility>
 
-#include "base/one_of.h"
-#include "base/random_id.h"
-#include "storage/names.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 
 namespace tessera {

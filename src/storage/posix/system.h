@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/process.h"
 #include "tessera/error.h"
 
 namespace tessera {

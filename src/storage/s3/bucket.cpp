@@ -8,13 +8,12 @@
 #include <thread>
 
 #include "base/crc32.h"
-#include "base/fork.h"
-#include "base/one_of.h"
-#include "base/stop.h"
-#include "storage/http/ranges.h"
+#include "base/parallel.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "storage/http/pieces.h"
 #include "storage/http/uri.h"
-#include "storage/s3/pages.h"
-#include "storage/s3/parts.h"
+#include "storage/s3/s3_sink.h"
 #include "tessera/error.h"
 
 namespace tessera::s3 {

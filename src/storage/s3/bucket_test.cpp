@@ -9,10 +9,9 @@
 #include "base/parallel.h"
 #include "conformance/errors.h"
 #include "conformance/loopback_server.h"
-#include "storage/s3/parts.h"
 #include "storage/s3/s3_sink.h"
+#include "storage/s3/s3_store.h"
 #include "storage/s3/scripted_server.h"
-#include "storage/s3/server_copy.h"
 
 namespace tessera::s3 {
 namespace {

@@ -3,11 +3,13 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
-#include "base/fork.h"
+#include "base/process.h"
 #include "storage/http/client.h"
 
 namespace tessera::s3 {
@@ -55,5 +57,44 @@ class CredentialSource {
 // AWS_SHARED_CREDENTIALS_FILE): "region", "endpoint_url"; none: it is not there.
 [[nodiscard]] std::optional<std::string> profile_setting(const std::string& profile,
                                                          const std::string& name);
+
+// What those say who give credentials. Errors name `from`, and repeat nothing of the answer.
+
+// "2026-11-25T03:00:00Z", also with a fraction and with "+01:00"; times that the clock cannot have,
+// as year 9999, are its last one. Throws `corrupt`.
+[[nodiscard]] std::chrono::system_clock::time_point parse_time(const std::string& text);
+
+// An object with AccessKeyId, SecretAccessKey, Expiration and `token`, which is what the session's
+// token is called. The last two may be absent or null. Throws `io`.
+[[nodiscard]] Credentials credentials_of_json(std::string_view text, const char* token,
+                                              const std::string& from);
+// <ACTIONResponse><ACTIONResult><Credentials>. Throws `io`.
+[[nodiscard]] Credentials credentials_of_xml(std::string_view text, const std::string& action,
+                                             const std::string& from);
+
+[[noreturn]] void refuse_credentials(const std::string& from, const std::string& why);
+
+// AWS's files of profiles.
+
+using Profile = std::map<std::string, std::string>;
+
+// What a section may be called: in ~/.aws/config "[profile x]", in ~/.aws/credentials "[x]".
+enum class SectionsAre { of_config, names };
+
+// "[name]" and "name = value" lines, as Python's configparser and so AWS's own tools read them: a
+// line that is indented deeper than the setting above belongs to that one, and is left out, as are
+// comments and sections of other kinds. Of "[services x]" it is kept, as "s3.endpoint_url" of a
+// profile services_section("x"). Names of settings are in lower case.
+[[nodiscard]] std::map<std::string, Profile> parse_profiles(const std::string& text,
+                                                            SectionsAre sections);
+[[nodiscard]] std::string services_section(const std::string& name);
+// Of ~/.aws/config and ~/.aws/credentials together, where the second has precedence; none: neither
+// has it. A file that is not there has no profiles; one that cannot be read is `io`.
+[[nodiscard]] std::optional<Profile> read_profile(const std::string& name);
+
+// A file of at most 1 MiB, whole. Throws `not_found`, `io` or `limit`.
+[[nodiscard]] std::string read_small_file(const std::string& path);
+[[nodiscard]] std::string without_line_end(std::string text);
+[[nodiscard]] std::string variable(const char* name);  // of the environment; "": not set
 
 }  // namespace tessera::s3

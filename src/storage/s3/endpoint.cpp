@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "storage/http/uri.h"
 #include "storage/s3/sigv4.h"
 #include "tessera/error.h"

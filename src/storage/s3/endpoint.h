@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork.h"
+#include "base/process.h"
 #include "storage/http/client.h"
 #include "storage/s3/credentials.h"
 #include "storage/s3/settings.h"

@@ -8,12 +8,11 @@
 #include <map>
 #include <mutex>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "conformance/errors.h"
 #include "conformance/loopback_server.h"
-#include "storage/s3/parts.h"
-#include "storage/s3/preflight.h"
 #include "storage/s3/s3_sink.h"
+#include "storage/s3/s3_store.h"
 
 namespace tessera::s3 {
 namespace {

@@ -7,7 +7,7 @@
 #include "conformance/errors.h"
 #include "conformance/loopback_server.h"
 #include "storage/http/uri.h"
-#include "storage/s3/pages.h"
+#include "storage/s3/bucket.h"
 #include "storage/s3/s3_store.h"
 
 namespace tessera {

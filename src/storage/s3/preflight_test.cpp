@@ -1,4 +1,4 @@
-#include "storage/s3/preflight.h"
+#include "storage/s3/s3_store.h"
 
 #include <gtest/gtest.h>
 

@@ -11,11 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "base/environment.h"
-#include "base/fd.h"
-#include "base/one_of.h"
+#include "base/process.h"
+#include "base/text.h"
 #include "storage/posix/system.h"
-#include "storage/s3/answers.h"
+#include "storage/s3/credentials.h"
 #include "storage/s3/providers.h"
 #include "tessera/error.h"
 

@@ -1,8 +1,9 @@
 #include "storage/s3/providers.h"
 
+#include <sys/stat.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
 #include "conformance/aws_environment.h"
 #include "conformance/errors.h"

@@ -7,20 +7,18 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "base/environment.h"
-#include "base/fork.h"
+#include "base/digest.h"
 #include "base/parallel.h"
-#include "storage/housekeeping.h"
+#include "base/process.h"
 #include "storage/http/pieces.h"
-#include "storage/names.h"
-#include "storage/s3/answers.h"
-#include "storage/s3/preflight.h"
+#include "storage/s3/credentials.h"
 #include "storage/s3/s3_sink.h"
-#include "storage/s3/server_copy.h"
 #include "storage/s3/settings.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -278,3 +276,148 @@ std::shared_ptr<Store> s3_store(const Uri& url, std::shared_ptr<HttpClient> clie
 }
 
 }  // namespace tessera
+
+namespace tessera::s3 {
+namespace {
+
+class ProbeObject {
+ public:
+  ProbeObject(Bucket& bucket, const std::string& key) : bucket_(bucket), key_(key) {}
+  ~ProbeObject() {
+    if (!is_there_) return;
+    try {
+      bucket_.remove(key_);
+    } catch (...) {  // the error on its way says more
+    }
+  }
+  ProbeObject(const ProbeObject&) = delete;
+  ProbeObject& operator=(const ProbeObject&) = delete;
+
+  void write() {
+    is_there_ = true;
+    (void)bucket_.put(key_, {}, {}, random_uuid());
+  }
+  void remove() {
+    bucket_.remove(key_);
+    is_there_ = false;
+  }
+
+ private:
+  Bucket& bucket_;
+  const std::string& key_;
+  bool is_there_ = false;
+};
+
+void require_conditions(Bucket& bucket, const std::string& key, bool is_only_writer) {
+  const auto answer = bucket.unheeded_condition(key);
+  if (!answer) return;
+  if (is_only_writer) return bucket.send_no_conditions();
+  const std::string why =
+      "this server does not heed conditional writes (If-None-Match, If-Match): two savers could "
+      "both "
+      "be told that they have won. If nobody else writes here, say so: --single-writer, or "
+      "single_writer of the options. It says: ";
+  throw Error(ErrorCode::unsupported, why + *answer).at_path(bucket.name());
+}
+
+}  // namespace
+
+void require_writable(Bucket& bucket, const std::string& key, bool is_only_writer) {
+  ProbeObject probe(bucket, key);
+  probe.write();
+  require_conditions(bucket, key, is_only_writer);
+  if (!bucket.head(key)) {
+    throw Error(ErrorCode::io, "an object that was just written is not there")
+        .at_path(bucket.path_of(key));
+  }
+  bucket.list(key, false, [](const Listing&) {});
+  bucket.abort(bucket.create_upload(key, random_uuid(), PartsAre::sent));
+  probe.remove();
+}
+
+namespace {
+
+constexpr std::uint64_t kPart = 256 * kMiB;
+constexpr int kCopiedAtOnce = 4;  // parts
+
+std::string attempt_of(const CopiedObject& from) {
+  const std::string text = from.bucket + '/' + from.key + '\n' + from.etag;
+  return "copy-" + digest_text(digest64(std::as_bytes(std::span(text))));
+}
+
+bool is_there(Bucket& bucket, const ServerCopy& copy, const std::string& attempt) {
+  const auto state = bucket.head(copy.to);
+  return state && state->attempt == attempt && state->size == copy.size;
+}
+
+// An upload that is aborted unless it is completed.
+class PartsCopy {
+ public:
+  PartsCopy(Bucket& bucket, const ServerCopy& copy, const std::string& attempt)
+      : bucket_(bucket),
+        copy_(copy),
+        made_{copy.to, attempt, copy.size, copy.if_exists == IfExists::fail},
+        upload_(bucket.create_upload(copy.to, attempt, PartsAre::copied)) {
+    bucket.mark(upload_, PartsAre::copied);
+  }
+  ~PartsCopy() {
+    if (is_over_) return;
+    try {
+      bucket_.abort(upload_);
+    } catch (...) {  // found later among the unfinished uploads
+    }
+  }
+  PartsCopy(const PartsCopy&) = delete;
+  PartsCopy& operator=(const PartsCopy&) = delete;
+
+  Written complete() {
+    const std::uint64_t needed = (copy_.size + kMostParts - 1) / kMostParts;
+    const std::uint64_t part = std::max(kPart, (needed + kMiB - 1) / kMiB * kMiB);
+    std::vector<CompletedPart> parts((copy_.size + part - 1) / part);
+    parallel_for(kCopiedAtOnce, parts.size(), [&](std::size_t i) {
+      const std::uint64_t begin = i * part, end = std::min(begin + part, copy_.size);
+      copy_.copied(0);  // hears a request to stop before the part is asked for
+      parts[i] = bucket_.copy_part(upload_, static_cast<int>(i) + 1, copy_.from, begin, end);
+      copy_.copied(end - begin);
+    });
+    const Condition condition{.is_absent = made_.is_new};
+    const Written written = bucket_.complete(upload_, parts, condition, made_);
+    is_over_ = written == Written::done || written == Written::gone;
+    return written;
+  }
+
+ private:
+  Bucket& bucket_;
+  const ServerCopy& copy_;
+  const Made made_;
+  const Upload upload_;
+  bool is_over_ = false;  // nothing is left to abort
+};
+
+}  // namespace
+
+StoreCopied copy_by_server(Bucket& bucket, const ServerCopy& copy) {
+  const bool is_conditional = copy.if_exists == IfExists::fail;
+  if (is_conditional && copy.size <= kSmallestPart) return StoreCopied::cannot;
+  const std::string attempt = attempt_of(copy.from);
+  if (is_there(bucket, copy, attempt)) {
+    copy.copied(copy.size);
+    return StoreCopied::was_there;
+  }
+  copy.copied(0);
+  if (!is_conditional && copy.size <= kPart) {
+    bucket.copy(copy.from, {copy.to, attempt, copy.size});
+    copy.copied(copy.size);
+    return StoreCopied::done;
+  }
+  const Written written = PartsCopy(bucket, copy, attempt).complete();
+  if (written == Written::done) return StoreCopied::done;
+  if (written == Written::gone) {
+    throw Error(ErrorCode::conflict, "somebody aborted the upload of this object")
+        .at_path(bucket.path_of(copy.to));
+  }
+  throw Error(ErrorCode::already_exists, "the object is there already")
+      .at_path(bucket.path_of(copy.to));
+}
+
+}  // namespace tessera::s3

@@ -12,7 +12,7 @@
 
 #include "base/parallel.h"
 #include "conformance/errors.h"
-#include "storage/s3/parts.h"
+#include "storage/s3/s3_sink.h"
 #include "storage/s3/test_bucket.h"
 #include "tessera/store_copy.h"
 

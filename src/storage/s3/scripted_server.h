@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/process.h"
 
 namespace tessera {
 

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "storage/posix/system.h"
 #include "storage/s3/credentials.h"
-#include "storage/s3/profile_files.h"
 #include "tessera/error.h"
 
 namespace tessera::s3 {

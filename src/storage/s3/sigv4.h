@@ -1,15 +1,27 @@
-// AWS Signature Version 4, of headers, and GOOG4-HMAC-SHA256, which is that with other names.
+// SHA-256 and HMAC by libcrypto, from the library of this machine.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "storage/http/client.h"
 #include "storage/s3/credentials.h"
+#include "tessera/io.h"
 
 namespace tessera::s3 {
+
+using Sha256 = std::array<std::byte, 32>;
+
+// Each throws `unsupported` if there is no libcrypto.
+[[nodiscard]] Sha256 sha256(ByteView bytes);
+[[nodiscard]] Sha256 hmac_sha256(ByteView key, std::string_view text);
+[[nodiscard]] std::string hex(const Sha256& digest);
+
+// AWS Signature Version 4, of headers, and GOOG4-HMAC-SHA256, which is that with other names.
 
 inline constexpr std::string_view kUnsignedPayload = "UNSIGNED-PAYLOAD";
 

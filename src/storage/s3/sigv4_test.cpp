@@ -1,9 +1,9 @@
 #include "storage/s3/sigv4.h"
 
-#include <gtest/gtest.h>
-
 #include <span>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "storage/http/uri.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "base/random_id.h"
+#include "base/process.h"
 #include "storage/http/uri.h"
 #include "storage/s3/s3_store.h"
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "base/one_of.h"
+#include "base/text.h"
 #include "storage/http/uri.h"
 #include "tessera/error.h"
 

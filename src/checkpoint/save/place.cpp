@@ -1,0 +1,305 @@
+#include "checkpoint/save/place.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "base/parallel.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "checkpoint/dcp/guard_dcp.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/read/side_file.h"
+#include "checkpoint/save/data_files.h"
+#include "comm/long_work.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kPrefix = "tessera-", kSuffix = ".probe";
+
+// A client of a network file system may remember that there is no such directory, until it makes
+// one itself and hears that it is there.
+void make_directory(Store& store, const std::string& name) {
+  try {
+    (void)store.create(name, IfExists::replace);
+  } catch (const Error&) {
+    return;  // what cannot be written here, the save itself will say
+  }
+}
+
+}  // namespace
+
+std::string probe_name(const std::string& attempt) {
+  return std::string(kPrefix) + attempt + std::string(kSuffix);
+}
+
+bool is_probe_name(std::string_view name) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return false;
+  name.remove_prefix(kPrefix.size());
+  name.remove_suffix(kSuffix.size());
+  return is_attempt(name);
+}
+
+Probe::Probe(std::shared_ptr<Store> store, std::string name)
+    : store_(std::move(store)), name_(std::move(name)) {
+  try {
+    put(*store_, name_, std::as_bytes(std::span(name_)), IfExists::fail);
+  } catch (...) {
+    remove_quietly(*store_, name_);  // it may have its name, and fail behind that
+    throw;
+  }
+}
+
+Probe::~Probe() {
+  if (made_here_) remove_quietly(*store_, name_);
+}
+
+bool shows_probe(const Store& store, const std::string& name) {
+  try {
+    (void)store.open(name);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    return false;
+  }
+}
+
+void ProbeLook::look(const std::shared_ptr<Store>& store, const std::string& name) {
+  sees_ = shows_probe(*store, name);
+  if (sees_ || !store->may_show_late()) return;
+  sees_ = look_again([&] {
+    make_directory(*store, name);
+    return shows_probe(*store, name);
+  });
+  if (sees_) return;
+  try {
+    own_.emplace(store, probe_name(random_attempt()));
+  } catch (const Error&) {
+    return;  // rank 0 looks for none
+  }
+}
+
+void ProbeLook::tell(Unseeing& unseeing, int rank) const {
+  if (!sees_) unseeing.ranks.push_back({rank, host_name(), own_ ? own_->name() : std::string()});
+}
+
+void Unseeing::add(const Unseeing& higher) {
+  more += higher.more;
+  for (const Rank& rank : higher.ranks) {
+    if (ranks.size() < Named::kMost) {
+      ranks.push_back(rank);
+    } else {
+      ++more;
+    }
+  }
+}
+
+void write_unseeing(MessageWriter& message, const Unseeing& unseeing) {
+  message.count(unseeing.ranks.size());
+  for (const auto& [rank, host, probe] : unseeing.ranks)
+    message.count(static_cast<std::uint64_t>(rank)).text(host).text(probe);
+  message.count(unseeing.more);
+}
+
+Unseeing read_unseeing(MessageReader& message) {
+  Unseeing unseeing;
+  for (auto count = message.count(); count > 0; --count) {
+    const int rank = static_cast<int>(message.count());
+    std::string host = message.text();
+    unseeing.ranks.push_back({rank, std::move(host), message.text()});
+  }
+  unseeing.more = message.count();
+  return unseeing;
+}
+
+// Nobody has asked for these names here before, so no cache says that they are not there.
+bool see_late(const Unseeing& unseeing, const Store& store, const std::string& own) {
+  return !unseeing.ranks.empty() && shows_probe(store, own) &&
+         std::ranges::all_of(unseeing.ranks, [&](const Unseeing::Rank& rank) {
+           return !rank.probe.empty() && shows_probe(store, rank.probe);
+         });
+}
+
+void await_probe(Group& group, const Store& store, const std::string& name,
+                 const std::stop_token& stop) {
+  bool sees = true;
+  const auto work = [&](const std::stop_token& stopped) {
+    sees = look_until_visible(stopped, [&] { return shows_probe(store, name); });
+  };
+  const auto contribute = [&] {
+    Unseeing mine;
+    if (!sees) mine.ranks.push_back({group.rank(), host_name()});
+    MessageWriter message;
+    write_unseeing(message, mine);
+    return message.take();
+  };
+  const auto combine = [](const Bytes& left, const Bytes& right) {
+    MessageReader first(left), second(right);
+    Unseeing both = read_unseeing(first);
+    both.add(read_unseeing(second));
+    MessageWriter message;
+    write_unseeing(message, both);
+    return message.take();
+  };
+  const auto conclude = [&](const Bytes& all) {
+    MessageReader message(all);
+    require_seen_by_all(read_unseeing(message), group.size(), store);
+    return Bytes();
+  };
+  (void)confer_after_long_work(group, stop, work, "waiting for a directory to appear",
+                               {contribute, combine, conclude});
+}
+
+void require_seen_by_all(const Unseeing& unseeing, int ranks, const Store& store) {
+  if (unseeing.ranks.empty()) return;
+  Named named;
+  for (const auto& [rank, host, probe] : unseeing.ranks) named.add(rank_on_host(rank, host));
+  named.add_unnamed(unseeing.more);
+  throw Error(ErrorCode::incomplete,
+              std::to_string(named.count()) + " of " + std::to_string(ranks) +
+                  " ranks do not see what rank 0 on " + host_name() + " has put there (" +
+                  named.text() +
+                  "): do the ranks write into different directories, or to disks of their own?")
+      .at_path(store.name());
+}
+
+void require_free(const Store& store, std::uint64_t bytes) {
+  const std::optional<std::uint64_t> free = store.free_bytes();
+  if (!free || *free >= bytes) return;
+  throw Error(ErrorCode::out_of_space,
+              "the tensors have " + std::to_string(bytes) + " bytes, " + std::to_string(*free) +
+                  " are free, and nothing is removed before the new checkpoint is there")
+      .at_path(store.name());
+}
+
+namespace {
+
+std::unordered_map<std::string, std::uint64_t> sizes_in(const Store& store) {
+  std::unordered_map<std::string, std::uint64_t> sizes;
+  for (const ObjectInfo& object : store.list_level()) sizes.emplace(object.name, object.size);
+  return sizes;
+}
+
+void require_size(const Sought& file, std::uint64_t size, const Store& store) {
+  if (size == file.size) return;
+  throw Error(ErrorCode::corrupt, file.writer + " wrote " + std::to_string(file.size) +
+                                      " bytes into " + file.name + ", here it has " +
+                                      std::to_string(size))
+      .at_path(store.name());
+}
+
+bool opens(const Store& store, const Sought& file) {
+  std::optional<std::uint64_t> size;
+  try {
+    size = store.open(file.name)->size();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+  }
+  if (size) require_size(file, *size, store);
+  return size.has_value();
+}
+
+// What is found is no longer `missing`.
+void look_for(const Store& store, std::vector<Sought>& missing, const Looking& looking) {
+  std::size_t found = 0;
+  const bool all_found = look_until_visible(looking.stop, [&] {
+    while (found < missing.size() && opens(store, missing[found])) ++found;
+    if (found == missing.size()) return true;
+    if (looking.require_writers) looking.require_writers();
+    return false;
+  });
+  if (all_found) return missing.clear();
+  std::vector<Sought> rest{missing[found]};
+  for (std::size_t i = found + 1; i < missing.size(); ++i)
+    if (!opens(store, missing[i])) rest.push_back(missing[i]);
+  missing.swap(rest);
+}
+
+}  // namespace
+
+void require_in_store(const std::vector<Sought>& files, const Store& store,
+                      const Looking& looking) {
+  const auto sizes = sizes_in(store);
+  std::vector<Sought> missing;
+  for (const Sought& file : files) {
+    const auto found = sizes.find(file.name);
+    if (found == sizes.end()) {
+      missing.push_back(file);
+    } else {
+      require_size(file, found->second, store);
+    }
+  }
+  look_for(store, missing, looking);
+  if (missing.empty()) return;
+  Named named;
+  for (const Sought& file : missing) named.add(file.name + " of " + file.writer);
+  throw Error(ErrorCode::incomplete,
+              "rank 0 on " + host_name() + " does not see " + std::to_string(named.count()) +
+                  " of the data files that were written (" + named.text() +
+                  "): do the ranks write into different directories, or to disks of their own?")
+      .at_path(store.name());
+}
+
+namespace {
+
+bool is_data_file_name(const std::string& name) {
+  return name.starts_with("__") && name.ends_with(".distcp");
+}
+
+// `own`: the files of the checkpoint that is there; empty: none is.
+bool is_leftover(const std::string& name, const std::set<std::string>& own) {
+  if (is_probe_name(name)) return true;
+  if (own.contains(name)) return false;
+  if (is_side_file_name(name)) return true;
+  return is_data_file_name(name) && (!own.empty() || is_attempt_name(name));
+}
+
+}  // namespace
+
+std::vector<std::string> leftovers_in(const Store& store) {
+  // First of all: what is listed later may be of a checkpoint that has replaced this one.
+  const std::vector<ObjectInfo> objects = store.list_level();
+  const std::set<std::string> own = own_files(store, objects);
+  std::vector<std::string> leftovers;
+  for (const ObjectInfo& object : objects) {
+    if (is_leftover(object.name, own)) leftovers.push_back(object.name);
+  }
+  return leftovers;
+}
+
+// Beside a checkpoint that this library cannot read nothing is known to be left over: a later torch
+// may have written it, with other dtypes. It may be replaced all the same.
+std::vector<std::string> known_leftovers(const Store& store) {
+  try {
+    return leftovers_in(store);
+  } catch (const Error& error) {
+    if (!is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe, ErrorCode::corrupt,
+                   ErrorCode::incomplete))
+      throw;
+    return {};
+  }
+}
+
+void remove_leftovers(Store& store) {
+  store.remove_unfinished();
+  for (const std::string& name : known_leftovers(store)) store.remove(name);
+}
+
+void Leftovers::find(Store& store, bool is_alone) {
+  if (is_alone) return remove_leftovers(store);
+  waiting_ = known_leftovers(store);
+  // A rival puts its probe there before it looks which checkpoint is there.
+  std::erase_if(waiting_, [](const std::string& name) { return is_probe_name(name); });
+}
+
+void Leftovers::after_commit(Store& store) const noexcept {
+  for (const std::string& name : waiting_) remove_quietly(store, name);
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+// What every source needs: the check of a range, bytes that somebody else owns, how an object
+// begins.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tessera/error.h"
+#include "tessera/io.h"
+
+namespace tessera {
+
+// The range check that every source makes.
+
+// Throws `incomplete` when the source ends before `offset + size`. `origin` is where the source
+// begins in the object that it is named after.
+inline void require_range(const ByteSource& source, std::uint64_t offset, std::uint64_t size,
+                          std::uint64_t origin = 0) {
+  const std::uint64_t have = source.size();
+  if (offset <= have && size <= have - offset) return;
+  throw Error(ErrorCode::incomplete, "found the end at byte " + std::to_string(origin + have) +
+                                         ", expected " + std::to_string(size) + " bytes here")
+      .at_path(source.name())
+      .at_offset(origin + offset);
+}
+
+// Bytes in memory that somebody else owns, as a source.
+
+// The bytes outlive the source.
+[[nodiscard]] std::shared_ptr<ByteSource> borrowed_source(ByteView bytes, std::string name);
+
+// How an object begins, which tells formats apart.
+
+// The first `Size` bytes; zeros behind the object's end.
+template <std::size_t Size>
+[[nodiscard]] std::array<unsigned char, Size> head_of(const ByteSource& source) {
+  std::array<unsigned char, Size> head{};
+  const auto have = static_cast<std::size_t>(std::min<std::uint64_t>(Size, source.size()));
+  source.read_at(0, std::as_writable_bytes(std::span(head)).first(have));
+  return head;
+}
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+#include "storage/forwarding_store.h"
+
+#include <utility>
+
+#include "base/parallel.h"
+
+namespace tessera {
+namespace {
+
+class StoppingStore final : public ForwardingStore {
+ public:
+  StoppingStore(std::shared_ptr<Store> store, std::stop_token stop)
+      : ForwardingStore(std::move(store)), stop_(std::move(stop)) {}
+
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    require_going_on(stop_);
+    return ForwardingStore::list(prefix);
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    require_going_on(stop_);
+    return ForwardingStore::list_level(prefix);
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override {
+    require_going_on(stop_);
+    return ForwardingStore::exists(name);
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    require_going_on(stop_);
+    return ForwardingStore::open(name);
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open_listed(const ObjectInfo& object) const override {
+    require_going_on(stop_);
+    return inner().open_listed(object);
+  }
+
+ private:
+  std::stop_token stop_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> stopping_store(std::shared_ptr<Store> store, std::stop_token stop) {
+  if (!stop.stop_possible()) return store;
+  return std::make_shared<StoppingStore>(std::move(store), std::move(stop));
+}
+
+}  // namespace tessera
