@@ -1,6 +1,7 @@
 // The names that differ between libtorch versions (2.11 to 2.13), and nothing else.
 #pragma once
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -62,6 +63,20 @@ void forbid_access(Storage& storage, const std::string& text) {
 template <typename Storage = c10::StorageImpl>
 void allow_access(Storage& storage) {
   if constexpr (kForbidsAccess<Storage>) storage.clear_data_ptr_access_error_msg_();
+}
+
+// Whether the current stream of `device` records a graph. Before 2.13 libtorch does not tell: there
+// CUDA itself refuses to wait for what is outside of the graph.
+template <typename Guard = c10::impl::VirtualGuardImpl>
+bool is_capturing(at::Device device) {
+  if constexpr (requires(const Guard& guard, c10::Stream stream) {
+                  guard.isStreamCapturing(stream);
+                }) {
+    const Guard guard(device.type());
+    return guard.isStreamCapturing(guard.getStream(device));
+  } else {
+    return false;
+  }
 }
 
 }  // namespace tessera::compat

@@ -68,20 +68,6 @@ inline void make_current_wait(const c10::Event& event, at::Device device) {
   event.block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
-// Whether the current stream of `device` records a graph. Before 2.13 libtorch does not tell: there
-// CUDA itself refuses to wait for what is outside of the graph.
-template <typename Guard = c10::impl::VirtualGuardImpl>
-bool is_capturing(at::Device device) {
-  if constexpr (requires(const Guard& guard, c10::Stream stream) {
-                  guard.isStreamCapturing(stream);
-                }) {
-    const Guard guard(device.type());
-    return guard.isStreamCapturing(guard.getStream(device));
-  } else {
-    return false;
-  }
-}
-
 class SideStream {
  public:
   // Its work goes before that of other streams. It comes after what the current stream has begun.

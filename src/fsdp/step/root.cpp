@@ -15,6 +15,7 @@
 #include "comm/whereabouts.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
+#include "torch/compat.h"
 #include "torch/device.h"
 
 namespace tessera::detail {
@@ -40,7 +41,7 @@ bool wants_gradient(const at::Tensor& tensor) {
 // A replay would read the addresses that parameters had in this pass, and exchange nothing.
 void require_no_capture(const Unit& unit) {
   const auto device = unit.all_ranks().device();
-  if (!is_accelerator(device) || !is_capturing(device)) return;
+  if (!is_accelerator(device) || !compat::is_capturing(device)) return;
   throw Error(ErrorCode::unsupported,
               "a graph is being captured on " + device.str() + ", and unit '" + unit.name() +
                   "' is called: a replay would read parameters where they no longer are. Capture "

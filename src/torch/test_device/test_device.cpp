@@ -255,7 +255,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     learn(stream.device_index(), race_log().clock(line_of(stream)));
     return true;
   }
-  // Libtorch asks since 2.13.
+  // Libtorch has it to override since 2.13.  NOLINTNEXTLINE(modernize-use-override)
   bool isStreamCapturing(const c10::Stream&) const { return state().captures; }
   void synchronizeStream(const c10::Stream& stream) const override {
     note_wait(stream.device_index(), race_log().clock(line_of(stream)), "a stream");
