@@ -161,7 +161,7 @@ struct OwnBlock : BlockImpl {
     offset = register_buffer("offset", torch::full({width}, 0.25));
   }
   Tensor forward(const Tensor& x, const Route&) override {
-    return x * gain + shift + cube.sum({0, 1}) + offset.to(x.scalar_type());
+    return x * gain + shift + cube.sum(at::IntArrayRef({0, 1})) + offset.to(x.scalar_type());
   }
 };
 
