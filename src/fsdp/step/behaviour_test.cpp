@@ -113,7 +113,10 @@ TEST(Calls, HolderCallListAndSequentialSlotsTrainAndEvaluate) {
       for (int round = 0; round < 2; ++round) {
         {
           const torch::NoGradGuard evaluate;
-          EXPECT_TRUE(testing::equal(model(input_of(9)), plain(input_of(9))));
+          // A device's memory is aligned otherwise, and sums of some processors differ by that.
+          const at::Tensor found = model(input_of(9)), expected = plain(input_of(9));
+          EXPECT_TRUE(found.is_cpu() ? testing::equal(found, expected)
+                                     : testing::allclose(found, expected, 1e-5, 1e-6));
           for (const auto& unit : unit_reports(model))
             EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
         }
