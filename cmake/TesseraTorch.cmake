@@ -46,6 +46,6 @@ function(tessera_torch_pch target)
   target_link_libraries(${target} PUBLIC tessera_libtorch)
   # What files of a unit share of libtorch's templates is compiled once.
   if(TESSERA_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE BATCH UNITY_BUILD_BATCH_SIZE 8)
   endif()
 endfunction()

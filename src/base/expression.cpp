@@ -20,10 +20,6 @@ RE2::Options options() {
   return made;
 }
 
-bool is_digit(char letter) {
-  return letter >= '0' && letter <= '9';
-}
-
 // The number at the beginning of `text`, which is taken off it: two digits where there are that
 // many groups, else one.
 int take_group(std::string_view& text, int groups) {

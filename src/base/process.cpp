@@ -188,7 +188,7 @@ void note_freed(std::uint64_t) {}
 
 namespace {
 
-constexpr int number_of(std::string_view text) {
+constexpr int version_number(std::string_view text) {
   int parts[3] = {};
   int at = 0;
   for (const char c : text) {
@@ -203,7 +203,7 @@ constexpr int number_of(std::string_view text) {
 
 // The build says it once, in CMakeLists.txt, and the header has to agree.
 static_assert(std::string_view(TESSERA_VERSION) == TESSERA_VERSION_STRING);
-static_assert(number_of(TESSERA_VERSION_STRING) == TESSERA_VERSION_NUMBER);
+static_assert(version_number(TESSERA_VERSION_STRING) == TESSERA_VERSION_NUMBER);
 
 }  // namespace
 

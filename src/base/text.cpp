@@ -50,10 +50,6 @@ namespace {
 
 constexpr std::size_t kMostDigits = 7;
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
 std::optional<int> number_of(std::string_view digits) {
   if (digits.empty() || digits.size() > kMostDigits || !std::ranges::all_of(digits, is_digit))
     return std::nullopt;
@@ -63,6 +59,14 @@ std::optional<int> number_of(std::string_view digits) {
 }
 
 }  // namespace
+
+std::string lowered(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return result;
+}
 
 std::optional<int> plain_number(std::string_view text) {
   if (text.size() > 1 && text.front() == '0') return std::nullopt;

@@ -25,6 +25,13 @@ namespace tessera {
 
 namespace tessera {
 
+// ASCII letters, whatever the locale.
+
+[[nodiscard]] constexpr bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+[[nodiscard]] std::string lowered(std::string_view text);
+
 // How an error tells of many ranks or files.
 
 // "rank 3 on HOST"

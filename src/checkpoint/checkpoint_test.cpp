@@ -270,7 +270,7 @@ TEST(Verify, AWholeCheckpointHasNoFindings) {
 }
 
 // A store in which whatever lies below what was asked for must not be looked at.
-class LevelStore final : public testing::ForwardingStore {
+class LevelStore final : public testing_support::ForwardingStore {
  public:
   LevelStore() : ForwardingStore(memory_store("home")) {}
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view) const override {

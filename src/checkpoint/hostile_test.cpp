@@ -25,8 +25,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
-
 using Files = std::map<std::string, std::string>;  // name -> content
 
 ByteView view(const std::string& text) {
@@ -380,10 +378,6 @@ TEST(HostileTorch, TheSameOnEveryPath) {
 }
 
 // Files -------------------------------------------------------------------------------------------
-
-ErrorCode open_code(const std::string& path) {
-  return code_of([&] { (void)Checkpoint::open(path); });
-}
 
 TEST(HostilePath, T21WhatIsNoFile) {
   const std::string root = temporary_directory();

@@ -15,8 +15,6 @@ namespace {
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 namespace fs = std::filesystem;
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
-
 std::string content(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw Error(ErrorCode::not_found, "no such file").at_path(path);

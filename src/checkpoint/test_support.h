@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -19,6 +20,7 @@
 #include "layout/plan.h"
 #include "tessera/checkpoint.h"
 #include "tessera/convert.h"
+#include "tessera/restore.h"
 #include "tessera/verify.h"
 
 namespace tessera::testing_support {
@@ -68,6 +70,30 @@ inline std::vector<float> floats(const Tensor& tensor) {
 }
 
 using tessera::code_of;
+
+// The checkpoints that PyTorch and others wrote.
+inline const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
+
+inline ErrorCode open_code(const std::string& path) {
+  return code_of([&] { (void)Checkpoint::open(path); });
+}
+
+// The names of a state of a model and its optimizer.
+inline LiveNames names_of(const Value& state) {
+  LiveNames live;
+  for (const auto& [key, value] : state.at("model").pairs()) live.names.push_back(key.as_string());
+  live.groups = state.at("optim").at("param_groups");
+  return live;
+}
+
+// What stands in a directory, sorted.
+inline std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
 
 // A copy of a golden directory, `golden` with its path, that a test may damage.
 inline std::string copy_of(const std::string& golden) {

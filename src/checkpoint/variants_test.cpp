@@ -22,9 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
-
-nlohmann::json expected() {
+nlohmann::json expected_variants() {
   std::ifstream file(kGolden + "variants/expected.json");
   return nlohmann::json::parse(file);
 }
@@ -55,7 +53,7 @@ class Variant : public testing::TestWithParam<std::string> {};
 
 TEST_P(Variant, ReadsAsPyTorchReadsIt) {
   const Checkpoint checkpoint = Checkpoint::open(kGolden + GetParam());
-  expect_same(checkpoint, expected().at(GetParam()));
+  expect_same(checkpoint, expected_variants().at(GetParam()));
   EXPECT_TRUE(checkpoint.warnings.empty()) << checkpoint.warnings.at(0);
   const VerifyReport report = verify(kGolden + GetParam());
   EXPECT_TRUE(report.findings.empty()) << report.findings.at(0).text;
@@ -77,18 +75,14 @@ TEST_P(Variant, Converts) {
   }
 }
 
-std::vector<std::string> all_names() {
+std::vector<std::string> variant_names() {
   std::vector<std::string> names;
-  const nlohmann::json all = expected();
+  const nlohmann::json all = expected_variants();
   for (const auto& [name, rows] : all.items()) names.push_back(name);
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(PyTorch, Variant, testing::ValuesIn(all_names()));
-
-ErrorCode open_code(const std::string& path) {
-  return code_of([&] { (void)Checkpoint::open(path); });
-}
+INSTANTIATE_TEST_SUITE_P(PyTorch, Variant, testing::ValuesIn(variant_names()));
 
 ErrorCode read_code(const std::string& path) {
   return code_of([&] { (void)Checkpoint::open(path).load(); });
@@ -103,13 +97,6 @@ void rewrite_metadata(const std::string& directory, F&& change) {
   change(metadata);
   const std::vector<std::byte> bytes = dcp::encode(metadata);
   write_text(directory + "/.metadata", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-}
-
-dcp::Entry& entry_of(dcp::Metadata& metadata, const std::string& name) {
-  for (dcp::Entry& entry : metadata.entries) {
-    if (entry.name == name) return entry;
-  }
-  throw std::runtime_error(name);
 }
 
 // Changes the item of a tensor's first chunk.

@@ -23,7 +23,7 @@ namespace {
 constexpr std::uint64_t kMemory = 64 << 20;   // bytes of a tensor in memory at once, at most
 constexpr std::size_t kMostValues = 1 << 20;  // of an object, as JSON
 
-struct Options {
+struct CatArguments {
   std::string path;
   std::string name;  // with or without [slices]
   std::string npy;   // a file to write instead of printing
@@ -162,7 +162,8 @@ void cat_value(const Leaf& leaf, bool as_json) {
   print_json(json, -1);
 }
 
-void cat_tensor(const Leaf& leaf, const Box& box, const Options& options, const Common& common) {
+void cat_tensor(const Leaf& leaf, const Box& box, const CatArguments& options,
+                const Common& common) {
   const Tensor& tensor = leaf.value.as_tensor();
   if (!options.npy.empty()) {
     NpyWriter file(options.npy, tensor.dtype, box.sizes);
@@ -176,7 +177,7 @@ void cat_tensor(const Leaf& leaf, const Box& box, const Options& options, const 
   }
 }
 
-int cat(const Options& options, const Common& common) {
+int cat(const CatArguments& options, const Common& common) {
   const Checkpoint checkpoint = opened(options.path, options.open);
   std::string slices;
   const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
@@ -192,7 +193,7 @@ int cat(const Options& options, const Common& common) {
   return kDone;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kCatExamples = R"(
 Prints one line per row of the last dimension. Slices are Python's, without steps; a single index
 keeps its dimension. Only the bytes of the slice are read. Types that neither C++ nor numpy has
 (8-bit floats) are printed as bytes, and written to .npy as unsigned integers; .npy has bfloat16 as
@@ -208,9 +209,9 @@ Examples:
 }  // namespace
 
 void add_cat(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CatArguments>();
   CLI::App* command = app.add_subcommand("cat", "Prints the values of one tensor or object");
-  command->footer(kExamples);
+  command->footer(kCatExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("name", options->name, "as ls prints it; [slices] may follow")->required();
   command->add_option("--npy", options->npy, "write a .npy file instead; it must not exist");

@@ -122,7 +122,7 @@ int completion(const CLI::App& app, const std::string& shell) {
   return kDone;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kCompletionExamples = R"(
 Examples:
   source <(tessera completion)
   tessera completion bash > ~/.local/share/bash-completion/completions/tessera
@@ -135,7 +135,7 @@ void add_completion(CLI::App& app, Action& action) {
   const auto shell = std::make_shared<std::string>("bash");
   CLI::App* command =
       app.add_subcommand("completion", "Prints a completion script for bash, zsh or fish");
-  command->footer(kExamples);
+  command->footer(kCompletionExamples);
   one_of(command->add_option("shell", *shell, "default: bash"), {"bash", "zsh", "fish"});
   command->callback([=, &app, &action] { action = [=, &app] { return completion(app, *shell); }; });
 }

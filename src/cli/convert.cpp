@@ -27,7 +27,7 @@ std::vector<std::string> names_of_targets() {
   return names;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kConvertExamples = R"(
 The source is streamed, and its checksums are checked. The target appears whole or not at all. A run
 that is interrupted (SIGINT, SIGTERM, SIGHUP) leaves nothing behind. With --resume it leaves
 .NAME.resume beside the target (.resume inside a DCP directory); the next run with --resume keeps
@@ -42,7 +42,7 @@ Examples:
   tessera convert hf/pytorch_model.bin.index.json weights --to safetensors
   until tessera convert checkpoint/ model.safetensors --resume; do sleep 60; done)";
 
-struct Options {
+struct ConvertArguments {
   std::string source;
   std::string target;
   std::string to;
@@ -51,7 +51,7 @@ struct Options {
   bool dequantize = false;
 };
 
-CheckpointKind kind_of(const Options& options) {
+CheckpointKind kind_of(const ConvertArguments& options) {
   if (!options.to.empty()) return kind_named(options.to);
   if (const auto kind = kind_of_target(options.target)) return *kind;
   throw Error(
@@ -110,7 +110,7 @@ void print_text(const ConvertReport& report, double seconds) {
   for (const std::string& note : report.notes) fmt::print("note: {}\n", printable(note));
 }
 
-int convert(const Options& options, const Common& common) {
+int convert(const ConvertArguments& options, const Common& common) {
   ConvertOptions how = options.convert;
   if (!options.dtype.empty()) how.dtype = dtype_of(options.dtype);
   if (options.dequantize) how.dequantize = how.dtype.value_or(DType::float32);
@@ -175,10 +175,10 @@ void add_olmo(CLI::App& command, ConvertOptions& options) {
 }
 
 void add_convert(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ConvertArguments>();
   CLI::App* command =
       app.add_subcommand("convert", "Streams a checkpoint into another kind, in bounded memory");
-  command->footer(kExamples);
+  command->footer(kConvertExamples);
   command->add_option("source", options->source, "file or directory")->required();
   command
       ->add_option("target", options->target,

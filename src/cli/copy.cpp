@@ -17,7 +17,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Options {
+struct CopyArguments {
   std::string source;
   std::string target;
   CopyOptions copy;
@@ -46,7 +46,7 @@ void print_text(const CopyReport& report, const std::string& target, double seco
   fmt::print("\n");
 }
 
-int copy(const Options& options, const Common& common) {
+int copy(const CopyArguments& options, const Common& common) {
   const auto begin = std::chrono::steady_clock::now();
   CopyReport report;
   CopyOptions how = options.copy;
@@ -70,7 +70,7 @@ int copy(const Options& options, const Common& common) {
   return kDone;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kCopyExamples = R"(
 Copies a file, a directory of any kind, or all complete checkpoints of a run, byte for byte: what was
 sealed stays sealed, and digests are compared on the way. The marker of a checkpoint comes last. A
 copy that is interrupted or killed has none; run again, it goes on, and skips files that are whole at
@@ -88,10 +88,10 @@ Examples:
 }  // namespace
 
 void add_copy(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CopyArguments>();
   CLI::App* command =
       app.add_subcommand("copy", "Copies a checkpoint as it is to another disk or object store");
-  command->footer(kExamples);
+  command->footer(kCopyExamples);
   command->add_option("source", options->source, "file, checkpoint directory or run")->required();
   command->add_option("target", options->target, "file or directory")->required();
   command->add_flag("--overwrite", options->copy.overwrite, "replace another checkpoint");

@@ -17,7 +17,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Options {
+struct DiffArguments {
   std::string a;
   std::string b;
   std::vector<std::string> only;
@@ -59,7 +59,7 @@ void keep_only_of_both(Checkpoint& a, Checkpoint& b, const std::vector<std::stri
   b.leaves = std::move(of_b.leaves);
 }
 
-int diff(const Options& options, const Common& common) {
+int diff(const DiffArguments& options, const Common& common) {
   Checkpoint a = opened(options.a, options.open);
   Checkpoint b = opened(options.b, options.open);
   if (!options.only.empty()) keep_only_of_both(a, b, options.only);
@@ -81,7 +81,7 @@ int diff(const Options& options, const Common& common) {
   return differences.empty() ? kDone : kNo;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kDiffExamples = R"(
 Kinds may differ; tensors are compared bit for bit. The exit code is 1 if there is a difference.
 
 Examples:
@@ -91,10 +91,10 @@ Examples:
 }  // namespace
 
 void add_diff(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<DiffArguments>();
   CLI::App* command = app.add_subcommand(
       "diff", "Compares two checkpoints by name: missing, extra, shape, dtype, values");
-  command->footer(kExamples);
+  command->footer(kDiffExamples);
   add_only(*command, options->only);
   add_open(*command, options->open);
   command->add_option("a", options->a, "file or directory")->required();

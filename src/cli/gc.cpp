@@ -16,7 +16,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Options {
+struct GcArguments {
   std::string target;
   std::int64_t older_than = 24 * 3600;  // seconds
   bool uploads = false;
@@ -76,7 +76,7 @@ void print_text(const GcReport& report) {
              report.leftovers.size(), human_bytes(bytes_of(report)), report.spared);
 }
 
-int gc(const Options& options, const Common& common) {
+int gc(const GcArguments& options, const Common& common) {
   const GcOptions how{.remove = options.remove,
                       .older_than = std::chrono::seconds(options.older_than)};
   const GcReport report =
@@ -94,7 +94,7 @@ int gc(const Options& options, const Common& common) {
   return all ? kDone : kFailed;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kGcExamples = R"(
 Lists what killed saves, conversions and copies left: unfinished files and directories, and data of
 attempts that no .metadata names. With --uploads it lists unfinished uploads of an object store
 instead, which no listing shows and which cost money; those of other tools are never touched. Nothing
@@ -109,9 +109,9 @@ Examples:
 }  // namespace
 
 void add_gc(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<GcArguments>();
   CLI::App* command = app.add_subcommand("gc", "Finds and removes what killed writers left");
-  command->footer(kExamples);
+  command->footer(kGcExamples);
   command->add_option("target", options->target, "directory or URL")->required();
   command->add_flag("--uploads", options->uploads, "unfinished uploads of an object store");
   command->add_flag("--delete", options->remove, "remove what is listed");

@@ -18,9 +18,9 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::size_t kMostValues = 1000;  // of an object, as JSON
+constexpr std::size_t kMostListed = 1000;  // of an object, as JSON
 
-struct Options {
+struct LsArguments {
   std::string path;
   std::vector<std::string> only;
   OpenOptions open;
@@ -81,7 +81,7 @@ void print_leaves(const std::vector<Leaf>& leaves) {
       item["pieces"] = tensor.pieces.size();
       item["files"] = file_count(tensor);
     } else {
-      item["value"] = json_of(leaf.value, kMostValues);
+      item["value"] = json_of(leaf.value, kMostListed);
     }
     rows.add(item);
   }
@@ -109,7 +109,7 @@ void print_table(const std::vector<Leaf>& leaves) {
   for (const Leaf& leaf : leaves) print(row_of(leaf));
 }
 
-int ls(const Options& options, const Common& common) {
+int ls(const LsArguments& options, const Common& common) {
   // Lives as long as the process: to free a million pieces takes longer than to list them.
   static Checkpoint& checkpoint = *new Checkpoint(opened(options.path, options.open));
   keep_only(checkpoint, options.only);
@@ -117,7 +117,7 @@ int ls(const Options& options, const Common& common) {
   return kDone;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kLsExamples = R"(
 Examples:
   tessera ls checkpoint/
   tessera ls model.pt --only 'layers.0.*' --json)";
@@ -125,10 +125,10 @@ Examples:
 }  // namespace
 
 void add_ls(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<LsArguments>();
   CLI::App* command =
       app.add_subcommand("ls", "Lists the tensors: name, dtype, shape, bytes, pieces, files");
-  command->footer(kExamples);
+  command->footer(kLsExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   add_only(*command, options->only);
   add_open(*command, options->open);

@@ -94,7 +94,7 @@ namespace {
 using namespace tessera;       // NOLINT(google-build-using-namespace): this is the program
 using namespace tessera::cli;  // NOLINT(google-build-using-namespace)
 
-constexpr const char* kExamples = R"(
+constexpr const char* kMainExamples = R"(
 Examples:
   tessera ls checkpoint/                         one line per tensor
   tessera cat checkpoint/ 'model.w[0:2,:3]'      values of a tensor
@@ -144,7 +144,7 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, bool json) {
 
 int run(int argc, char** argv) {
   CLI::App app{"Inspects, checks, compares and converts checkpoints of PyTorch", "tessera"};
-  app.footer(kExamples);
+  app.footer(kMainExamples);
   app.set_version_flag("--version", "tessera " + std::string(version()));
   app.require_subcommand(1);
   Common common;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kWidth = 40;  // characters of a drawn tensor
 
-struct Options {
+struct MapArguments {
   std::string path;
   std::string name;
   OpenOptions open;
@@ -131,7 +131,7 @@ std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::str
   return leaves;
 }
 
-int map(const Options& options, const Common& common) {
+int map(const MapArguments& options, const Common& common) {
   const Checkpoint checkpoint = opened(options.path, options.open);
   const std::vector<const Leaf*> leaves = tensors_of(checkpoint, options.name);
   if (common.json) {
@@ -145,7 +145,7 @@ int map(const Options& options, const Common& common) {
   return kDone;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kMapExamples = R"(
 Prints one line per piece: where its elements lie in the tensor (left: first, right: last, in
 row-major order), who wrote it, its offsets and sizes, and its file. Without a name, one line per
 file follows.
@@ -157,9 +157,9 @@ Examples:
 }  // namespace
 
 void add_map(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<MapArguments>();
   CLI::App* command = app.add_subcommand("map", "Draws which rank and file holds which piece");
-  command->footer(kExamples);
+  command->footer(kMapExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("name", options->name, "one tensor only");
   add_open(*command, options->open);

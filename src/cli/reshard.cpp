@@ -8,14 +8,14 @@
 namespace tessera::cli {
 namespace {
 
-struct Options {
+struct ReshardArguments {
   std::string source;
   std::string target;
   ConvertOptions convert;
 };
 
 // Its metadata may be large, and is read once.
-ConvertReport reshard(const Options& options, ConvertOptions how) {
+ConvertReport reshard(const ReshardArguments& options, ConvertOptions how) {
   const Checkpoint source = Checkpoint::open(options.source, how.open);
   how.to = source.kind;
   if (!row_of(how.to).is_split) {
@@ -30,7 +30,7 @@ ConvertReport reshard(const Options& options, ConvertOptions how) {
 }  // namespace
 
 void add_reshard(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ReshardArguments>();
   CLI::App* command = app.add_subcommand(
       "reshard", "Writes the same kind of checkpoint (DCP, OLMo) for another number of ranks");
   command->footer(R"(

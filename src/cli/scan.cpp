@@ -92,7 +92,7 @@ int scan(const std::string& path, const ScanOptions& options, bool sarif, const 
   return report.clean() ? kDone : kFailed;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kScanExamples = R"(
 A vetted name was looked at: used like this, it does nothing in Python but build data. An unknown
 name is any other; it may run code. A dangerous name does, opens files or reaches the system.
 Nothing is run or imported here.
@@ -116,7 +116,7 @@ void add_scan(CLI::App& app, Common& common, Action& action) {
   const auto sarif = std::make_shared<bool>();
   CLI::App* command = app.add_subcommand(
       "scan", "Lists every name that the pickles would import, and whether it was looked at");
-  command->footer(kExamples);
+  command->footer(kScanExamples);
   command->add_option("checkpoint", *path, "file or directory")->required();
   command
       ->add_option("--allow", options->allow,

@@ -14,12 +14,12 @@
 namespace tessera::cli {
 namespace {
 
-struct Options {
+struct SealArguments {
   std::string path;
   int threads = 2;
 };
 
-int seal(const Options& options, const Common& common) {
+int seal(const SealArguments& options, const Common& common) {
   SealReport report;
   {
     ProgressBar bar("seal", common);
@@ -41,7 +41,7 @@ int seal(const Options& options, const Common& common) {
   return kDone;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kSealExamples = R"(
 Writes one file of digests beside the checkpoint's own files, which stay as they are. From then on
 tessera checks every read of the checkpoint, also of parts of a tensor. A damaged checkpoint is
 refused; one that is already sealed is only verified.
@@ -54,10 +54,10 @@ Examples:
 }  // namespace
 
 void add_seal(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<SealArguments>();
   CLI::App* command =
       app.add_subcommand("seal", "Adds digests to a checkpoint that someone else wrote");
-  command->footer(kExamples);
+  command->footer(kSealExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("--threads", options->threads, "number of threads")
       ->check(CLI::Range(1, 1024));

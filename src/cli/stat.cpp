@@ -77,12 +77,12 @@ void print_lines(const Checkpoint& checkpoint, const Facts& facts) {
   fmt::print("complete    yes: every tensor is covered once, every file is there\n");
 }
 
-struct Options {
+struct StatArguments {
   std::string path;
   OpenOptions open;
 };
 
-int stat(const Options& options, const Common& common) {
+int stat(const StatArguments& options, const Common& common) {
   const Checkpoint checkpoint = opened(options.path, options.open);
   const Facts facts = facts_of(checkpoint);
   common.json ? print_document(checkpoint, facts) : print_lines(checkpoint, facts);
@@ -92,7 +92,7 @@ int stat(const Options& options, const Common& common) {
 }  // namespace
 
 void add_stat(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<StatArguments>();
   CLI::App* command = app.add_subcommand(
       "stat", "Prints kind, producer, world size, parameters, bytes, completeness");
   command->add_option("checkpoint", options->path, "file or directory")->required();

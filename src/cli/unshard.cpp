@@ -7,7 +7,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Options {
+struct UnshardArguments {
   std::string source;
   std::string target;
   ConvertOptions convert;
@@ -16,7 +16,7 @@ struct Options {
 }  // namespace
 
 void add_unshard(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<UnshardArguments>();
   options->convert.to = CheckpointKind::olmo_full;
   CLI::App* command = app.add_subcommand(
       "unshard",

@@ -17,7 +17,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Options {
+struct VerifyArguments {
   std::string path;
   std::vector<std::string> only;
   int threads = 2;
@@ -29,7 +29,7 @@ bool is_absence(const VerifyReport& report) {
   return report.findings.size() == 1 && report.findings[0].code == ErrorCode::not_found;
 }
 
-VerifyReport verify_part(const Options& options, const ProgressHook& progress) {
+VerifyReport verify_part(const VerifyArguments& options, const ProgressHook& progress) {
   const VerifyOptions how{.threads = options.threads, .progress = progress};
   const bool is_plain = !options.open.part && !options.open.raw;
   if (options.only.empty() && is_plain) return tessera::verify(options.path, how);
@@ -62,7 +62,7 @@ void print_lines(const VerifyReport& report) {
   fmt::print("\n");
 }
 
-int verify(const Options& options, const Common& common) {
+int verify(const VerifyArguments& options, const Common& common) {
   VerifyReport report;
   {
     ProgressBar bar("verify", common);
@@ -73,7 +73,7 @@ int verify(const Options& options, const Common& common) {
   return report.findings.empty() ? kDone : kNo;
 }
 
-constexpr const char* kExamples = R"(
+constexpr const char* kVerifyExamples = R"(
 Checks the structure, that every tensor is covered exactly once, and every checksum there is: the
 digests of what tessera wrote or sealed, and the CRC-32s of torch.save archives. If there is a
 tessera-state.json, the tensors are compared with it, unless --only names a part. The exit code is 1
@@ -87,10 +87,10 @@ Examples:
 }  // namespace
 
 void add_verify(CLI::App& app, Common& common, Action& action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<VerifyArguments>();
   CLI::App* command =
       app.add_subcommand("verify", "Checks structure, coverage exactly once, and checksums");
-  command->footer(kExamples);
+  command->footer(kVerifyExamples);
   add_only(*command, options->only);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("--threads", options->threads, "number of threads")

@@ -169,7 +169,7 @@ Report decode(Bytes message) {
 
 // A failure that is known already, of the same rank, is not counted again: ranks that agreed with
 // one another inside of their work report the same ones.
-Report joined(Report left, Report right, const Combine& combine, int rank) {
+Report joined_reports(Report left, Report right, const Combine& combine, int rank) {
   if (left.failed == 0 && right.failed == 0) {
     const auto failure = failure_of(
         [&] { left.content = combine(std::move(left.content), std::move(right.content)); });
@@ -206,8 +206,8 @@ Bytes confer(Group& group, const std::string& operation, const Conference& confe
     // Not `operation`, which may say something of this rank alone.
     const Purpose purpose("an agreement");
     Bytes all = group.fold(encode(std::move(mine)), [&](Bytes left, Bytes right) {
-      return encode(
-          joined(decode(std::move(left)), decode(std::move(right)), conference.combine, rank));
+      return encode(joined_reports(decode(std::move(left)), decode(std::move(right)),
+                                   conference.combine, rank));
     });
     Bytes conclusion;
     if (rank == 0) {

@@ -30,7 +30,7 @@ Bytes encode(const HostMemory& memory) {
 }
 
 // Of several ranks of a host the first one counts.
-HostMemories decode(const Bytes& bytes) {
+HostMemories decode_memories(const Bytes& bytes) {
   HostMemories memories;
   for (MessageReader message(bytes); !message.at_end();) {
     HostMemory memory;
@@ -51,13 +51,13 @@ Bytes encode(const HostMemories& memories) {
 }
 
 Bytes lowest_of_hosts(const Bytes& left, const Bytes& right) {
-  return encode(decode(side_by_side(left, right)));
+  return encode(decode_memories(side_by_side(left, right)));
 }
 
 // What every rank knows after `contribute` has run on all.
 HostMemories memories_of_all(Group& group, const std::string& operation,
                              const std::function<HostMemory()>& contribute) {
-  return decode(confer(
+  return decode_memories(confer(
       group, operation,
       {[&] { return encode(contribute()); }, lowest_of_hosts, [](Bytes all) { return all; }}));
 }

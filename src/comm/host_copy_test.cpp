@@ -90,7 +90,7 @@ TEST(HostCopy, WhateverFailsFailsOnAllRanks) {
 }
 
 // Counts what goes down to a rank.
-class Counted final : public testing::ForwardingGroup {
+class Counted final : public testing_support::ForwardingGroup {
  public:
   using ForwardingGroup::ForwardingGroup;
   Bytes spread(Bytes message) override {

@@ -6,17 +6,13 @@
 #include <thread>
 
 #include "base/parallel.h"
+#include "comm/testing.h"
 #include "conformance/forwarding_group.h"
 
 namespace tessera {
 namespace {
 
 // Goes on until it is asked to stop, and throws then.
-void until_stopped(const std::stop_token& stop) {
-  while (!stop.stop_requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  require_going_on(stop);
-}
-
 // Runs `work` on every rank; the code that each of them got, if any.
 std::map<int, ErrorCode> codes(int ranks, const std::function<void(int, std::stop_source&)>& begin,
                                const std::function<void(int, const std::stop_token&)>& work) {
@@ -40,7 +36,7 @@ std::map<int, ErrorCode> codes(int ranks, const std::function<void(int, std::sto
 const auto kNothing = [](int, std::stop_source&) {};
 
 // A group that carries no interrupts, as one of a user's own may be.
-class Plain final : public testing::ForwardingGroup {
+class Plain final : public testing_support::ForwardingGroup {
  public:
   using ForwardingGroup::ForwardingGroup;
   [[nodiscard]] bool carries_interrupts() const noexcept override { return false; }

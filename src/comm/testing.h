@@ -4,16 +4,27 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "base/parallel.h"
+
 namespace tessera {
+
+// Work that ends when it is stopped, and throws what then is to be thrown.
+inline void until_stopped(const std::stop_token& stop) {
+  while (!stop.stop_requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  require_going_on(stop);
+}
 
 // Texts that processes leave for each other, a file each.
 class DirectoryOfTexts {

@@ -14,6 +14,7 @@
 #include "base/parallel.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
+#include "comm/testing.h"
 #include "comm/whereabouts.h"
 #include "conformance/errors.h"
 
@@ -228,11 +229,6 @@ TEST(TreeGroup, CarriesLargeMessages) {
     EXPECT_TRUE(std::all_of(told.begin() + 14, told.end(),
                             [](std::byte byte) { return byte == std::byte{3}; }));
   });
-}
-
-void until_stopped(const std::stop_token& stop) {
-  while (!stop.stop_requested()) std::this_thread::sleep_for(1ms);
-  require_going_on(stop);
 }
 
 // An interrupt is of the work before one fold, whoever comes to it late, and not of what follows.

@@ -117,7 +117,7 @@ void save_trained(const std::string& path, Way way, int world, Kind kind) {
 }
 
 // Counts how often ranks fold a message.
-class FoldCounter final : public testing::ForwardingGroup {
+class FoldCounter final : public testing_support::ForwardingGroup {
  public:
   using ForwardingGroup::ForwardingGroup;
   Bytes fold(Bytes mine, const Combine& combine) override {

@@ -26,7 +26,7 @@ std::vector<const Value*> containers_in(const Value& value) {
 }
 
 // A walk that keeps its way on the heap.
-class Walk {
+class DepthWalk {
  public:
   void run(const Value& root) {
     enter(root);
@@ -96,7 +96,7 @@ class Walk {
 }  // namespace
 
 void require_walkable(const Value& value) {
-  Walk().run(value);
+  DepthWalk().run(value);
 }
 
 namespace {

@@ -11,7 +11,7 @@ namespace {
 
 using Kind = Value::Kind;
 
-class Walk {
+class InnerWalk {
  public:
   std::vector<InnerTensor> finish(const Value& root) {
     steps_.push_back({&root, 0, ""});
@@ -55,7 +55,7 @@ class Walk {
 }  // namespace
 
 std::vector<InnerTensor> inner_tensors(const Value& value) {
-  return Walk().finish(value);
+  return InnerWalk().finish(value);
 }
 
 std::vector<NamedTensor> all_tensors(const std::vector<Leaf>& leaves) {

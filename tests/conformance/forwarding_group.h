@@ -6,7 +6,7 @@
 
 #include "tessera/comm.h"
 
-namespace tessera::testing {
+namespace tessera::testing_support {
 
 class ForwardingGroup : public Group {
  public:
@@ -44,4 +44,4 @@ class ForwardingGroup : public Group {
   Group& inner_;
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::testing_support

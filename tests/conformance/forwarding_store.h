@@ -3,7 +3,7 @@
 
 #include "storage/forwarding_store.h"
 
-namespace tessera::testing {
+namespace tessera::testing_support {
 
 using tessera::ForwardingStore;
 
@@ -18,4 +18,4 @@ class ToldLateStore final : public ForwardingStore {
   const bool may_show_late_;
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::testing_support

@@ -5,7 +5,7 @@
 
 #include "base/parallel.h"
 
-namespace tessera::testing {
+namespace tessera::testing_support {
 
 // As long as it lives, ranks soon give up what they wait for.
 class ShortPatience {
@@ -20,4 +20,4 @@ class ShortPatience {
   const std::chrono::milliseconds before_;
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::testing_support

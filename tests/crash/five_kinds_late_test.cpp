@@ -21,7 +21,7 @@ constexpr std::chrono::milliseconds kLate{120};
 
 // Shows nothing for a while, from the first time that it is asked: as a network file system whose
 // client remembers that there is nothing.
-class BlindStore final : public ForwardingStore {
+class BlindStore final : public testing_support::ForwardingStore {
  public:
   BlindStore(std::shared_ptr<Store> inner, std::optional<std::chrono::milliseconds> late)
       : ForwardingStore(std::move(inner)), late_(late) {}
@@ -135,7 +135,7 @@ TEST(FiveKinds, F24_ALoadWaitsForADirectoryThatARankSeesLate) {
 }
 
 TEST(FiveKinds, F24_WhatNeverAppearsIsTheErrorOfAll) {
-  const ShortPatience patience;
+  const testing_support::ShortPatience patience;
   for_each_kind([](CheckpointKind kind, const std::string& path) {
     save_large(kind, path);
     const std::string nowhere = parent_of(path) + "/nowhere";

@@ -108,7 +108,7 @@ TEST(FiveKinds, R07_TensorsThatOneRankHasOtherwiseAreRefused) {
 }
 
 // Says that the device has so many bytes left.
-class SmallRoom final : public ForwardingStore {
+class SmallRoom final : public testing_support::ForwardingStore {
  public:
   SmallRoom(std::shared_ptr<Store> inner, std::uint64_t free)
       : ForwardingStore(std::move(inner)), free_(free) {}
@@ -305,7 +305,7 @@ TEST(FiveKinds, C04_RanksThatFindDifferentSavesDoNotLoadAMixture) {
 }
 
 // Sees the directory late, as another node of a network file system may.
-class LateStore final : public ForwardingStore {
+class LateStore final : public testing_support::ForwardingStore {
  public:
   LateStore(std::shared_ptr<Store> inner, std::string name, std::chrono::milliseconds late)
       : ForwardingStore(std::move(inner)), name_(std::move(name)), late_(late) {}

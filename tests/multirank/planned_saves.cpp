@@ -55,7 +55,7 @@ struct Sent {
   bool operator==(const Sent&) const = default;
 };
 
-class Counting final : public testing::ForwardingGroup {
+class Counting final : public testing_support::ForwardingGroup {
  public:
   Counting(Group& inner, Sent& sent) : ForwardingGroup(inner), sent_(sent) {}
   void barrier() override {

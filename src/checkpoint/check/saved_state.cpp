@@ -44,7 +44,7 @@ SourceByName sources_of(const Checkpoint& checkpoint) {
 
 namespace {
 
-constexpr std::int64_t kWindow = 1 << 20;  // bytes
+constexpr std::int64_t kHashedWindow = 1 << 20;  // bytes
 
 bool is_of_state(const std::string& name) {
   return name.starts_with("model.") || name.starts_with("optim.");
@@ -103,7 +103,7 @@ std::uint64_t require_digest(const DigestedTensor& tensor, const std::stop_token
   const Tensor& stored = tensor.leaf.value.as_tensor();
   const auto element = static_cast<std::int64_t>(size_of(stored.dtype));
   const std::int64_t all = numel(stored.shape);
-  const std::int64_t step = std::max<std::int64_t>(kWindow / element, 1);
+  const std::int64_t step = std::max<std::int64_t>(kHashedWindow / element, 1);
   std::vector<std::byte> window(static_cast<std::size_t>(std::min(step, all) * element));
   TensorReader reader(stored, tensor.leaf.name);
   std::uint32_t digest = 0;

@@ -131,7 +131,7 @@ TEST(SavedState, ASaveIsToldByTheEndOfItsFile_C04) {
     std::shared_ptr<ByteSource> inner_;
     std::atomic<std::uint64_t>& bytes_;
   };
-  class CountingStore final : public testing::ForwardingStore {
+  class CountingStore final : public testing_support::ForwardingStore {
    public:
     using ForwardingStore::ForwardingStore;
     [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {

@@ -165,21 +165,14 @@ std::vector<std::byte> bytes_of(const ByteSource& source, std::uint64_t at, std:
   return bytes;
 }
 
-std::string lower(std::string_view name) {
-  std::string text(name);
-  std::ranges::transform(text, text.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
-  return text;
-}
-
 // Readers of archives compare names without case.
 Said said_by(std::string_view name) {
   constexpr std::array<std::string_view, 11> kSuffixes = {
       ".pt",       ".pth", ".bin",    ".ckpt", ".pkl", ".pickle",
       ".metadata", ".th",  ".joblib", ".dill", ".pt2"};
   const bool pickle = std::ranges::any_of(
-      kSuffixes, [text = lower(name)](std::string_view suffix) { return text.ends_with(suffix); });
+      kSuffixes,
+      [text = lowered(name)](std::string_view suffix) { return text.ends_with(suffix); });
   return pickle ? Said::pickle : Said::nothing;
 }
 
@@ -373,7 +366,7 @@ class Scan {
         continue;  // numpy takes any name
       }
       const std::string inside = where + ":" + entry.name;
-      if (lower(entry.name).ends_with(".pkl"))
+      if (lowered(entry.name).ends_with(".pkl"))
         bytes = memory_source(archive.read(entry, kPickleLimit), inside);  // by its CRC-32
       guarded(inside, [&] { any(bytes, inside, said, depth + 1); });
     }

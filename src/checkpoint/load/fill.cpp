@@ -34,11 +34,11 @@ namespace tessera {
 namespace {
 
 // Where a byte is: addresses of two devices say nothing about each other.
-struct Place {
+struct ByteAddress {
   std::string_view device;  // empty: the host
   std::uintptr_t address = 0;
-  bool operator==(const Place&) const = default;
-  bool operator<(const Place& other) const {
+  bool operator==(const ByteAddress&) const = default;
+  bool operator<(const ByteAddress& other) const {
     return std::tie(device, address) < std::tie(other.device, other.address);
   }
 };
@@ -48,8 +48,8 @@ struct Extent {
   PieceOf of;
   const Tensor* tensor = nullptr;
   const Piece* piece = nullptr;
-  Place begin;
-  Place end;
+  ByteAddress begin;
+  ByteAddress end;
   BytePattern bytes;  // those of them that are the piece's
 
   [[nodiscard]] bool same_array(const Extent& other) const {
@@ -59,7 +59,7 @@ struct Extent {
   }
 };
 
-Place place_of(const Storage& storage) {
+ByteAddress place_of(const Storage& storage) {
   if (storage.device) return {storage.device->device(), storage.device->address()};
   return {{}, reinterpret_cast<std::uintptr_t>(storage.data)};
 }
@@ -68,9 +68,9 @@ Extent extent_of(PieceOf of, const Tensor& tensor, const Piece& piece) {
   const std::size_t element = size_of(tensor.dtype);
   const Shape sizes = array_of(piece.slice);
   const std::int64_t reach = strided_reach(sizes, strides_of(piece));
-  Place begin = place_of(*piece.storage);
+  ByteAddress begin = place_of(*piece.storage);
   begin.address += static_cast<std::size_t>(piece.storage_offset) * element;
-  Place end = begin;
+  ByteAddress end = begin;
   end.address += static_cast<std::size_t>(reach) * element;
   return {of,    &tensor, &piece,
           begin, end,     bytes_of_array(begin.address, element, sizes, strides_of(piece))};
@@ -150,7 +150,7 @@ Owners owners_of(const std::vector<Filling>& fillings) {
   std::vector<Extent> extents = extents_of(fillings);
   std::stable_sort(extents.begin(), extents.end(),
                    [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  std::map<Place, std::vector<const Extent*>> firsts;  // by begin: those that differ
+  std::map<ByteAddress, std::vector<const Extent*>> firsts;  // by begin: those that differ
   ApartPieces apart(fillings);
   for (const Extent& extent : extents) {
     std::vector<const Extent*>& here = firsts[extent.begin];

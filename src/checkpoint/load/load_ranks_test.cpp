@@ -17,10 +17,8 @@ namespace {
 
 using namespace testing_support;
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
-
 // Counts what is asked of a store.
-class CountedStore final : public testing::ForwardingStore {
+class CountedStore final : public testing_support::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {

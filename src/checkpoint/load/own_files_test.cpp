@@ -19,8 +19,6 @@ namespace {
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 namespace fs = std::filesystem;
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
-
 struct Case {
   std::string golden;
   std::string kind;
@@ -122,13 +120,6 @@ void expect_pieces(const Value& tree, const std::string& all) {
   }
 }
 
-LiveNames names_of(const Value& state) {
-  LiveNames live;
-  for (const auto& [key, value] : state.at("model").pairs()) live.names.push_back(key.as_string());
-  live.groups = state.at("optim").at("param_groups");
-  return live;
-}
-
 struct Restored {
   bool own = false;
   LoadReport report;
@@ -144,7 +135,7 @@ Restored restore(Value& tree, const Location& where, Group& group) {
 }
 
 // Notes what is opened.
-class WatchedStore final : public testing::ForwardingStore {
+class WatchedStore final : public testing_support::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {

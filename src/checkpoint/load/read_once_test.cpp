@@ -35,7 +35,7 @@ class PricedSource final : public ByteSource {
 };
 
 // Counts what is read of data files.
-class DataCountingStore final : public testing::ForwardingStore {
+class DataCountingStore final : public testing_support::ForwardingStore {
  public:
   explicit DataCountingStore(std::shared_ptr<Store> store, std::uint64_t cost = kNearRequest)
       : ForwardingStore(std::move(store)), cost_(cost) {}
@@ -177,7 +177,7 @@ Value rows_of_all(int rank, int ranks, bool is_saved) {
   return tree;
 }
 
-void expect_filled(const Value& tree, int rank, int ranks) {
+void expect_read(const Value& tree, int rank, int ranks) {
   for (int i = 0; i < kTensors; ++i) {
     const Tensor expected = counting(kFourMiB, chunk(kFourMiB, rank, ranks), static_cast<float>(i));
     EXPECT_TRUE(floats(tree.at(name_of(i)).as_tensor()) == floats(expected)) << i;
@@ -203,7 +203,7 @@ void expect_blocks_read_once(int ranks, std::uint64_t cost, const Load& load_tre
     run_ranks(ranks, [&](Group& group) {
       Value tree = rows_of_all(group.rank(), ranks, false);
       load_tree(tree, counting, threads, group);
-      expect_filled(tree, group.rank(), ranks);
+      expect_read(tree, group.rank(), ranks);
     });
     EXPECT_LE(static_cast<double>(counting->bytes()), kOver * static_cast<double>(kLoaded));
   }

@@ -17,7 +17,8 @@ Bytes numbered(std::size_t size) {
   return bytes;
 }
 
-Bytes part_of(const Store& store, std::string_view name, std::uint64_t offset, std::size_t size) {
+Bytes recorded_part(const Store& store, std::string_view name, std::uint64_t offset,
+                    std::size_t size) {
   Bytes bytes(size);
   store.open(name)->read_at(offset, bytes);
   return bytes;
@@ -39,10 +40,10 @@ class Recorded : public ::testing::Test {
     EXPECT_TRUE(recorder->exists("b"));
     EXPECT_FALSE(recorder->exists("c"));
     EXPECT_EQ(code_of([&] { (void)recorder->open("c"); }), ErrorCode::not_found);
-    (void)part_of(*recorder, "dir/a", 10, 20);
-    (void)part_of(*recorder, "dir/a", 10, 5);
+    (void)recorded_part(*recorder, "dir/a", 10, 20);
+    (void)recorded_part(*recorder, "dir/a", 10, 5);
     record_ = recorder->finish();
-    (void)part_of(*recorder, "b", 0, 50);  // no longer recorded
+    (void)recorded_part(*recorder, "b", 0, 50);  // no longer recorded
   }
 
   std::shared_ptr<Store> first_ = memory_store("first");
@@ -61,12 +62,12 @@ TEST_F(Recorded, AnswersComeAgain) {
   const auto source = store->open("dir/a");
   EXPECT_EQ(source->size(), 100U);
   EXPECT_EQ(source->name(), "second/dir/a");
-  EXPECT_TRUE(is_part(part_of(*store, "dir/a", 10, 20), 10));
-  EXPECT_TRUE(is_part(part_of(*store, "dir/a", 25, 5), 25));
+  EXPECT_TRUE(is_part(recorded_part(*store, "dir/a", 10, 20), 10));
+  EXPECT_TRUE(is_part(recorded_part(*store, "dir/a", 25, 5), 25));
   EXPECT_EQ(code_of([&] { (void)store->open("c"); }), ErrorCode::not_found);
   // What is known to be there is waited for, and what is not recorded of it, too.
-  const testing::ShortPatience patience;
-  EXPECT_EQ(code_of([&] { (void)part_of(*store, "dir/a", 25, 6); }), ErrorCode::incomplete);
+  const testing_support::ShortPatience patience;
+  EXPECT_EQ(code_of([&] { (void)recorded_part(*store, "dir/a", 25, 6); }), ErrorCode::incomplete);
   EXPECT_EQ(code_of([&] { (void)store->open("b"); }), ErrorCode::incomplete);
 }
 
@@ -79,8 +80,8 @@ TEST_F(Recorded, WhatIsGoneFromAnotherSaveIsNotWaitedFor) {
 TEST_F(Recorded, WhatWasNotAskedIsAskedOfTheRanksOwnStore) {
   const auto store = replaying_store(first_, {record_});
   EXPECT_EQ(store->list("dir").size(), 1U);
-  EXPECT_TRUE(is_part(part_of(*store, "dir/a", 25, 60), 25));
-  EXPECT_TRUE(is_part(part_of(*store, "b", 3, 4), 3));
+  EXPECT_TRUE(is_part(recorded_part(*store, "dir/a", 25, 60), 25));
+  EXPECT_TRUE(is_part(recorded_part(*store, "b", 3, 4), 3));
   Bytes known(4), unknown(4);
   const ReadRange ranges[] = {{12, known}, {60, unknown}};
   store->open("dir/a")->read_ranges(ranges);
@@ -92,7 +93,7 @@ TEST_F(Recorded, AnObjectOfAnotherSizeIsAConflict) {
   const auto other = memory_store("second");
   put(*other, "dir/a", numbered(99), IfExists::fail);
   const auto store = replaying_store(other, {record_});
-  EXPECT_EQ(code_of([&] { (void)part_of(*store, "dir/a", 50, 10); }), ErrorCode::conflict);
+  EXPECT_EQ(code_of([&] { (void)recorded_part(*store, "dir/a", 50, 10); }), ErrorCode::conflict);
 }
 
 }  // namespace

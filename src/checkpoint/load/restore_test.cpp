@@ -15,8 +15,6 @@ namespace {
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 namespace fs = std::filesystem;
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
-
 // The state that PyTorch saved as all kinds. Its optim.pt of original parameters is not that:
 // PyTorch gave exp_avg the elements of exp_avg_sq there.
 Value whole_state(const std::string& golden) {
@@ -79,13 +77,6 @@ void expect_rows(const Value& tree, const Value& state) {
   }
 }
 
-LiveNames names_of(const Value& state) {
-  LiveNames live;
-  for (const auto& [key, value] : state.at("model").pairs()) live.names.push_back(key.as_string());
-  live.groups = state.at("optim").at("param_groups");
-  return live;
-}
-
 LoadReport restore(Value& tree, const std::string& where, const LiveNames& live, Group& group,
                    LoadReader reader = LoadReader::every_rank,
                    const NameRules& rules = olmo_name_rules()) {
@@ -97,20 +88,20 @@ LoadReport restore(Value& tree, const std::string& where, const LiveNames& live,
   return checkpoint.load(tree, options);
 }
 
-struct Case {
+struct RestoreCase {
   std::string golden;
   std::string kind;
 };
 // The name is GoogleTest's. NOLINTNEXTLINE(readability-identifier-naming)
-void PrintTo(const Case& row, std::ostream* out) {
+void PrintTo(const RestoreCase& row, std::ostream* out) {
   *out << row.golden << "/" << row.kind;
 }
 
-class Restore : public testing::TestWithParam<Case> {};
+class Restore : public testing::TestWithParam<RestoreCase> {};
 
 // Also the local kind, whose optimizer state goes by numbers (O-42), by both readers.
 TEST_P(Restore, AnyRanksTakeUpWhatFsdpSaved) {
-  const Case& row = GetParam();
+  const RestoreCase& row = GetParam();
   const Value state = whole_state(row.golden);
   std::string where = kGolden + row.golden;
   if (row.kind == "full") {
@@ -135,11 +126,13 @@ TEST_P(Restore, AnyRanksTakeUpWhatFsdpSaved) {
 
 INSTANTIATE_TEST_SUITE_P(
     Golden, Restore,
-    testing::Values(Case{"fsdp1_uop0_ws2", "local"}, Case{"fsdp1_uop0_ws2", "legacy"},
-                    Case{"fsdp1_uop0_ws2", "model_and_optim"}, Case{"fsdp1_uop0_ws2", "full"},
-                    Case{"fsdp1_uop1_ws2", "local"}, Case{"fsdp1_uop1_ws2", "legacy"},
-                    Case{"fsdp1_uop1_ws2", "model_and_optim"}, Case{"fsdp1_uop1_ws4", "local"},
-                    Case{"fsdp1_uop1_ws4", "legacy"}, Case{"fsdp1_uop1_ws4", "model_and_optim"}));
+    testing::Values(RestoreCase{"fsdp1_uop0_ws2", "local"}, RestoreCase{"fsdp1_uop0_ws2", "legacy"},
+                    RestoreCase{"fsdp1_uop0_ws2", "model_and_optim"},
+                    RestoreCase{"fsdp1_uop0_ws2", "full"}, RestoreCase{"fsdp1_uop1_ws2", "local"},
+                    RestoreCase{"fsdp1_uop1_ws2", "legacy"},
+                    RestoreCase{"fsdp1_uop1_ws2", "model_and_optim"},
+                    RestoreCase{"fsdp1_uop1_ws4", "local"}, RestoreCase{"fsdp1_uop1_ws4", "legacy"},
+                    RestoreCase{"fsdp1_uop1_ws4", "model_and_optim"}));
 
 // A model of an older OLMo: blocks in groups of two, a norm for both parts of a block, one group of
 // parameters. With a genuine NaN (OQ-03), integers and bfloat16.

@@ -24,7 +24,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kOperation = "reading a checkpoint for all ranks";
+constexpr const char* kTelling = "reading a checkpoint for all ranks";
 
 // Elements [begin, begin + count) of a leaf's tensor.
 struct Segment {
@@ -97,9 +97,9 @@ Bytes put_together(const TellJob& job, const std::vector<Segment>& batch, const 
 }
 
 // The part of who reads.
-class Teller {
+class TellingRank {
  public:
-  explicit Teller(const TellJob& job) : job_(job) {}
+  explicit TellingRank(const TellJob& job) : job_(job) {}
 
   Bytes read(const std::vector<Segment>& batch) {
     Bytes bytes;
@@ -300,7 +300,7 @@ class Takers {
 void tell_all(const TellJob& job, Group& group) {
   std::optional<Takers> takers;
   Batches batches(job);
-  Teller teller(job);
+  TellingRank teller(job);
   const bool by_all = job.checks != nullptr;
   std::vector<Segment> told;
   Bytes bytes;
@@ -317,7 +317,7 @@ void tell_all(const TellJob& job, Group& group) {
       return by_all ? put_together(job, next, parts) : teller.read(next);
     };
     bytes =
-        confer(group, kOperation,
+        confer(group, kTelling,
                {contribute, by_all ? Combine(side_by_side) : Combine(combine_nothing), conclude});
     told = next;
   }

@@ -25,10 +25,10 @@ std::string seen_by(const Group& group, const std::string& path) {
   return group.rank() == 0 ? path : "/nowhere/at/all";
 }
 
-const Shape kShape{1100, 1001};  // floats of more than one batch
+const Shape kToldShape{1100, 1001};  // floats of more than one batch
 
 Value whole_tree() {
-  return Value::dict({{"w", Value(counting(kShape, whole(kShape), 0))},
+  return Value::dict({{"w", Value(counting(kToldShape, whole(kToldShape), 0))},
                       {"v", Value(counting({5}, whole({5}), 7))},
                       {"n", 12},
                       {"deep", Value::dict({{"s", "text"}})}});
@@ -41,7 +41,7 @@ std::string saved(const std::string& name) {
 }
 
 Value empty_part(const Slice& slice) {
-  return Value::dict({{"w", Value(counting(kShape, slice, 0, false))},
+  return Value::dict({{"w", Value(counting(kToldShape, slice, 0, false))},
                       {"v", Value(counting({5}, whole({5}), 0, false))},
                       {"n", 0},
                       {"deep", Value::dict({{"s", ""}})}});
@@ -49,7 +49,7 @@ Value empty_part(const Slice& slice) {
 
 void expect_filled(const Value& tree) {
   const Tensor& w = tree.at("w").as_tensor();
-  EXPECT_TRUE(floats(w) == floats(counting(kShape, w.pieces.at(0).slice, 0)));
+  EXPECT_TRUE(floats(w) == floats(counting(kToldShape, w.pieces.at(0).slice, 0)));
   EXPECT_EQ(floats(tree.at("v").as_tensor()), floats(counting({5}, whole({5}), 7)));
   EXPECT_EQ(tree.at("n").as_int(), 12);
   EXPECT_EQ(tree.at("deep").at("s").as_string(), "text");
@@ -59,11 +59,11 @@ class Told : public testing::TestWithParam<const char*> {};
 
 TEST_P(Told, RanksTakeRowsColumnsAndRangesFromAFileThatTheyDoNotSee) {
   const std::string path = saved(GetParam());
-  const std::int64_t half = numel(kShape) / 2 + 3;
+  const std::int64_t half = numel(kToldShape) / 2 + 3;
   const std::vector<std::vector<Slice>> cuts = {
-      {chunk(kShape, 0, 3), chunk(kShape, 1, 3), chunk(kShape, 2, 3)},
-      {chunk(kShape, 0, 3, 1), chunk(kShape, 1, 3, 1), chunk(kShape, 2, 3, 1)},
-      {FlatRange{0, half}, FlatRange{half, numel(kShape)}, whole(kShape)}};
+      {chunk(kToldShape, 0, 3), chunk(kToldShape, 1, 3), chunk(kToldShape, 2, 3)},
+      {chunk(kToldShape, 0, 3, 1), chunk(kToldShape, 1, 3, 1), chunk(kToldShape, 2, 3, 1)},
+      {FlatRange{0, half}, FlatRange{half, numel(kToldShape)}, whole(kToldShape)}};
   for (const std::vector<Slice>& slices : cuts) {
     std::atomic<int> good = 0;
     run_ranks(3, [&](Group& group) {
@@ -174,7 +174,7 @@ TEST(ToldLoad, WhatRankZeroMeetsIsThrownByAll) {
   write_text(path, text);
   std::atomic<int> corrupt = 0, missing = 0;
   run_ranks(3, [&](Group& group) {
-    Value tree = empty_part(whole(kShape));
+    Value tree = empty_part(whole(kToldShape));
     if (code_of([&] { load(tree, seen_by(group, path), told(), group); }) == ErrorCode::corrupt)
       ++corrupt;
     if (code_of([&] { load(tree, "/nowhere", told(), group); }) == ErrorCode::not_found) ++missing;
@@ -191,7 +191,7 @@ TEST(ToldLoad, AnyRankMayStopIt) {
     LoadOptions options = told();
     options.stop = stop.get_token();
     if (group.rank() == 2) options.progress = [&](const Progress&) { stop.request_stop(); };
-    Value tree = empty_part(whole(kShape));
+    Value tree = empty_part(whole(kToldShape));
     if (code_of([&] { load(tree, seen_by(group, path), options, group); }) == ErrorCode::cancelled)
       ++stopped;
   });
@@ -211,7 +211,7 @@ TEST_P(Together, RanksOpenLookAndLoad) {
       GroupCheckpoint checkpoint = GroupCheckpoint::open(path, options, group);
       EXPECT_EQ(checkpoint.contents().find("n")->value.as_int(), 12);
       const Tensor& w = checkpoint.contents().tensor("w");
-      EXPECT_EQ(w.shape, kShape);
+      EXPECT_EQ(w.shape, kToldShape);
       EXPECT_EQ(w.dtype, DType::float32);
       for (int round = 0; round < 2; ++round) {
         Value tree = empty_part(chunk(w.shape, (group.rank() + round) % 3, 3));

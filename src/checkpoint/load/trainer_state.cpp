@@ -121,7 +121,7 @@ LoadReport load(const StateMap& state, const Checkpoint& checkpoint, const LoadO
 
 namespace {
 
-constexpr const char* kOperation = "reading the trainer's state";
+constexpr const char* kFindingState = "reading the trainer's state";
 
 using Kind = Value::Kind;
 
@@ -383,7 +383,7 @@ void read_own(TrainerState& result, const Location& where, const LoadOptions& op
     return step_of(*result.state);
   };
   const auto conclude = [](const Bytes&) { return Bytes(); };
-  confer(group, kOperation, {contribute, same_step, conclude});
+  confer(group, kFindingState, {contribute, same_step, conclude});
 }
 
 // Where this rank sees no checkpoint, rank 0 says what is wrong.
@@ -401,10 +401,10 @@ Bytes any_sees(const Bytes& left, const Bytes& right) {
 }  // namespace
 
 TrainerState trainer_state(const Location& where, const LoadOptions& options, Group& group) {
-  const Purpose purpose(kOperation);
+  const Purpose purpose(kFindingState);
   Teller teller(where, options, group.size());
   const Bytes told =
-      confer(group, kOperation,
+      confer(group, kFindingState,
              {[&] { return says_own(where, options, group); }, any_sees,
               [&](const Bytes& all) { return teller.conclude(all.at(0) != std::byte{0}); }});
   MessageReader message(told);
@@ -416,7 +416,7 @@ TrainerState trainer_state(const Location& where, const LoadOptions& options, Gr
     read_own(result, where, options, listed, group);
     return result;
   }
-  agree(group, kOperation, [&] {
+  agree(group, kFindingState, [&] {
     const std::string path = to_string(where);
     if (answer == Answer::first) warn_of_other_ranks(result, message.number<std::int32_t>(), group);
     if (answer == Answer::full) warn_of_one_state(result, group);

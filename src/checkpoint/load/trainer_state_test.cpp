@@ -152,7 +152,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/fsdp1_uop1_ws2";
+const std::string kFsdpGolden = std::string(TESSERA_TEST_DATA) + "/golden/fsdp1_uop1_ws2";
 
 // What rank `rank` has saved: its random numbers are a tensor, as PyTorch's are.
 Value state_of(int rank, int step = 40) {
@@ -179,14 +179,14 @@ void write_states(const std::string& directory, int ranks) {
 // PyTorch's model and optimizer of two ranks, with a trainer's state of each.
 std::string torch_new() {
   const std::string directory = temporary_directory();
-  fs::copy(kGolden + "/model_and_optim", directory + "/model_and_optim",
+  fs::copy(kFsdpGolden + "/model_and_optim", directory + "/model_and_optim",
            fs::copy_options::recursive);
   write_states(directory, 2);
   return directory;
 }
 
 std::string local() {
-  std::string directory = copy_of(kGolden + "/local");
+  std::string directory = copy_of(kFsdpGolden + "/local");
   write_states(directory, 2);
   write_text(directory + "/metadata.yaml", "world_size: 2\n");
   return directory;
@@ -219,7 +219,7 @@ TEST(TrainerState, EachRankGetsItsOwn) {
 
 // What PyTorch's ranks have put beside model and optimizer.
 TEST(TrainerState, OfLegacyFilesItStandsBesideModelAndOptimizer) {
-  const std::string where = kGolden + "/legacy";
+  const std::string where = kFsdpGolden + "/legacy";
   run_ranks(2, [&](Group& group) {
     const TrainerState found = trainer_state(where, {}, group);
     const Value file =
@@ -232,7 +232,7 @@ TEST(TrainerState, OfLegacyFilesItStandsBesideModelAndOptimizer) {
 }
 
 TEST(TrainerState, OtherNumbersOfRanksGetRankZerosWithoutRandomNumbers) {
-  for (const std::string& where : {torch_new(), local(), kGolden + "/legacy"}) {
+  for (const std::string& where : {torch_new(), local(), kFsdpGolden + "/legacy"}) {
     for (const int ranks : {1, 3, 4}) {
       for (const LoadReader reader : {LoadReader::every_rank, LoadReader::rank_zero}) {
         run_ranks(ranks, [&](Group& group) {
@@ -266,7 +266,7 @@ TEST(TrainerState, TheLogIsTold) {
 // OQ-15: OLMo gives rank 0's random numbers to all.
 TEST(TrainerState, OfAWholeCheckpointOnlyRankZeroGetsRandomNumbers) {
   const std::string where = temporary_directory();
-  fs::copy_file(kGolden + "/model.pt", where + "/model.pt");
+  fs::copy_file(kFsdpGolden + "/model.pt", where + "/model.pt");
   const auto expect_state = [&](int mine) {
     for (const int ranks : {1, 3}) {
       run_ranks(ranks, [&](Group& group) {
@@ -309,7 +309,7 @@ TEST(TrainerState, AMissingFileIsIncomplete) {
       write_state(file, state_of(rank));
     }
   }
-  const std::string legacy = copy_of(kGolden + "/legacy");
+  const std::string legacy = copy_of(kFsdpGolden + "/legacy");
   fs::remove(legacy + "/rank1.pt");
   expect_failure(legacy, ErrorCode::incomplete, "there is no rank1.pt");
 }
@@ -343,12 +343,12 @@ TEST(TrainerState, DamagedFilesAndThoseOfOtherStepsAreRefusedOnAllRanks) {
 TEST(TrainerState, OtherKindsAreRefused) {
   const std::string empty = temporary_directory();
   expect_failure(empty, ErrorCode::unsupported, "none of OLMo's kinds");
-  expect_failure(kGolden + "/model.pt", ErrorCode::unsupported, "");
+  expect_failure(kFsdpGolden + "/model.pt", ErrorCode::unsupported, "");
   expect_failure(empty + "/x", ErrorCode::not_found, "");
 }
 
 // Notes what is opened.
-class WatchedStore final : public testing::ForwardingStore {
+class NotingStore final : public testing_support::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
@@ -361,7 +361,7 @@ class WatchedStore final : public testing::ForwardingStore {
 TEST(TrainerState, EachRankOpensItsOwnFileAlone) {
   const std::string where = local();
   run_ranks(2, [&](Group& group) {
-    const auto store = std::make_shared<WatchedStore>(posix_store(where));
+    const auto store = std::make_shared<NotingStore>(posix_store(where));
     expect_own(trainer_state({store}, {}, group), group.rank());
     std::set<std::string> expected = {"train/rank" + std::to_string(group.rank()) + ".pt"};
     if (group.rank() == 0) expected.insert("metadata.yaml");

@@ -28,7 +28,7 @@ std::string place_of(std::size_t group) {
 
 using Names = std::set<std::string>;
 
-Names names_of(const Value& group) {
+Names names_in_group(const Value& group) {
   const Value* params = find_entry_of_kind(group, "params", Kind::list);
   if (params == nullptr)
     throw Error(ErrorCode::mismatch, "a group of parameters without a list of names");
@@ -43,7 +43,7 @@ Names names_of(const Value& group) {
 
 std::vector<Names> names_of_all(const Value& groups) {
   std::vector<Names> all;
-  for (const Value& group : groups.items()) all.push_back(names_of(group));
+  for (const Value& group : groups.items()) all.push_back(names_in_group(group));
   return all;
 }
 
@@ -115,7 +115,7 @@ Value split_in_two(const Value& stored, const Value& live) {
                 "weight_decay is not 0.0")
         .at_key(place_of(1) + ".weight_decay");
   }
-  const Names both_of_stored = names_of(stored.at(std::size_t{0}));
+  const Names both_of_stored = names_in_group(stored.at(std::size_t{0}));
   Names both = names[0];
   both.insert(names[1].begin(), names[1].end());
   if (both != both_of_stored) refuse_names(both_of_stored, both, 0);
@@ -138,7 +138,7 @@ Value fit_groups(const Value& stored, const Value& live) {
   std::vector<bool> taken(names.size(), false);
   Value::List fit;
   for (std::size_t i = 0; i < live.size(); ++i) {
-    const std::size_t at = take_group(names, names_of(live.at(i)), i, taken);
+    const std::size_t at = take_group(names, names_in_group(live.at(i)), i, taken);
     fit.push_back(fitted(stored.at(at), live.at(i)));
   }
   return Value::list(std::move(fit));

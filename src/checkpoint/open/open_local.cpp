@@ -17,7 +17,8 @@ namespace {
 using Kind = Value::Kind;
 using sharded::FlatHandle;
 
-constexpr const char* kModel = "model";  // the folder of the files that say what the others are of
+constexpr const char* kModelFolder =
+    "model";  // the folder of the files that say what the others are of
 
 [[noreturn]] void corrupt(const std::string& what) {
   throw Error(ErrorCode::corrupt, what);
@@ -352,7 +353,7 @@ Checkpoint open_all(const std::shared_ptr<Store>& store, const std::vector<Objec
   checkpoint.kind = CheckpointKind::olmo_local;
   checkpoint.path = store->name();
   checkpoint.store = store;
-  const auto models = rank_files(all, own_prefix(kModel), checkpoint.path);
+  const auto models = rank_files(all, own_prefix(kModelFolder), checkpoint.path);
   const std::size_t world = models.size();
   checkpoint.files = models;
   const auto optims = files_of(all, "optim", world, checkpoint);
@@ -386,19 +387,20 @@ Checkpoint open_all(const std::shared_ptr<Store>& store, const std::vector<Objec
 }  // namespace
 
 bool has_local_files(const std::vector<ObjectInfo>& files) {
-  return has_own_files(files, kModel);
+  return has_own_files(files, kModelFolder);
 }
 
 int world_of_local(const Store& store) {
   if (store.exists(olmo::kWorldFile)) return world_size_in(store);
-  return ranks_of_own(store.list_level(kModel), kModel);
+  return ranks_of_own(store.list_level(kModelFolder), kModelFolder);
 }
 
 Value read_local_part(const RankStore& from, int rank) {
   const auto info = [&](const std::string& name) {
     return ObjectInfo{name, from.store->open(name)->size()};
   };
-  const RankState state(read_with(from, info(own_file(kModel, rank)), sharded::flat_handles), rank);
+  const RankState state(read_with(from, info(own_file(kModelFolder, rank)), sharded::flat_handles),
+                        rank);
   Value part = Value::dict({{"model", state.model()}});
   const std::string optim = own_file("optim", rank);
   if (from.store->exists(optim)) {
@@ -418,7 +420,7 @@ Checkpoint open_local(const std::shared_ptr<Store>& store, const std::vector<Obj
   try {
     return open_all(store, all);
   } catch (const Error& error) {
-    rethrow_with_missing(error, all, own_prefix(kModel), world_of_local(*store));
+    rethrow_with_missing(error, all, own_prefix(kModelFolder), world_of_local(*store));
   }
 }
 

@@ -23,7 +23,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kSuffix = ".safetensors";
+constexpr std::string_view kSafetensorsSuffix = ".safetensors";
 constexpr std::string_view kOf = "-of-";
 constexpr std::string_view kRankShard = "shard-";
 
@@ -257,7 +257,7 @@ std::pair<int, int> number_in_set(std::string_view name) {
   name.remove_prefix(name.size() - kTail.size());
   const std::string_view between = name.substr(kDigits, kOf.size());
   const std::string_view rest = name.substr(kDigits + kOf.size());
-  if (between != kOf || rest.substr(kDigits) != kSuffix) return {0, 0};
+  if (between != kOf || rest.substr(kDigits) != kSafetensorsSuffix) return {0, 0};
   const auto number = padded_number(name.substr(0, kDigits));
   const auto count = padded_number(rest.substr(0, kDigits));
   return number && count ? std::pair(*number, *count) : std::pair(0, 0);
@@ -324,7 +324,8 @@ Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std
 bool has_safetensors(const std::vector<ObjectInfo>& files) {
   return std::ranges::any_of(files, [](const ObjectInfo& file) {
     return file.name.find('/') == std::string::npos &&
-           (file.name.ends_with(kSuffix) || file.name.ends_with(kSafetensorsSet.index_suffix));
+           (file.name.ends_with(kSafetensorsSuffix) ||
+            file.name.ends_with(kSafetensorsSet.index_suffix));
   });
 }
 
@@ -346,7 +347,8 @@ Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
     return checkpoint;
   }
   if (!index.empty()) return open_index(store, index, files, options);
-  std::erase_if(files, [](const ObjectInfo& file) { return !file.name.ends_with(kSuffix); });
+  std::erase_if(files,
+                [](const ObjectInfo& file) { return !file.name.ends_with(kSafetensorsSuffix); });
   require_all_numbers(files, *store);
   Checkpoint checkpoint = open_set(store, files, nullptr, options);
   checkpoint.world_size = ranks_of(files);

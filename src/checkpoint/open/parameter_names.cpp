@@ -179,15 +179,16 @@ struct Pattern {
   std::string after = {};
 };
 
-using ByName = std::map<std::string, std::string>;
+using NameByName = std::map<std::string, std::string>;
 
-const std::string* find_in(const ByName& names, const std::string& name) {
+const std::string* find_in(const NameByName& names, const std::string& name) {
   const auto found = names.find(name);
   return found == names.end() ? nullptr : &found->second;
 }
 
 // What the rule leads to from a live name.
-const std::string* find_by(const NameRule& rule, const std::string& live, const ByName& stored) {
+const std::string* find_by(const NameRule& rule, const std::string& live,
+                           const NameByName& stored) {
   for (const std::string& pattern : rule.live) {
     const auto text = Pattern(pattern).match(live);
     if (!text) continue;
@@ -196,7 +197,7 @@ const std::string* find_by(const NameRule& rule, const std::string& live, const 
   return nullptr;
 }
 
-const std::string* find_stored(const std::string& live, const ByName& stored,
+const std::string* find_stored(const std::string& live, const NameByName& stored,
                                const NameRules& rules) {
   if (const std::string* same = find_in(stored, live)) return same;
   for (const NameRule& rule : rules.renamed) {
@@ -232,7 +233,7 @@ std::map<std::string, std::string> match_names(const std::vector<std::string>& s
                                                const NameRules& rules) {
   const Canonical canonical_stored(stored, rules);
   const Canonical canonical_live(live, rules);
-  ByName by_canonical;
+  NameByName by_canonical;
   for (const std::string& name : stored) {
     const auto [found, added] = by_canonical.emplace(canonical_stored.of(name), name);
     if (!added && found->second != name) {

@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 
-const char* const kIndex = "/pytorch_model.bin.index.json";
+const char* const kTorchIndex = "/pytorch_model.bin.index.json";
 const char* const kFirst = "/pytorch_model-00001-of-00002.bin";
 const char* const kSecond = "/pytorch_model-00002-of-00002.bin";
 
@@ -32,17 +32,13 @@ std::string made() {
   const std::string directory = temporary_directory();
   save(Value::dict({{"a.weight", tensor(0)}, {"b", tensor(10)}}), directory + kFirst);
   save(Value::dict({{"c", tensor(20)}, {"version", 4}}), directory + kSecond);
-  write_index(directory + kIndex, "72", {{"a.weight", kFirst}, {"b", kFirst}, {"c", kSecond}});
+  write_index(directory + kTorchIndex, "72", {{"a.weight", kFirst}, {"b", kFirst}, {"c", kSecond}});
   return directory;
-}
-
-ErrorCode open_code(const std::string& path) {
-  return code_of([&] { (void)Checkpoint::open(path); });
 }
 
 TEST(TorchSet, FollowsTheIndex) {
   const std::string directory = made();
-  for (const std::string& path : {directory, directory + kIndex}) {
+  for (const std::string& path : {directory, directory + kTorchIndex}) {
     const Checkpoint checkpoint = Checkpoint::open(path);
     EXPECT_EQ(checkpoint.kind, CheckpointKind::torch_file);
     EXPECT_EQ(checkpoint.leaves.size(), 4U);
@@ -68,25 +64,26 @@ TEST(TorchSet, FilesThatContradictTheIndex) {
   fs::remove(missing + kSecond);
   EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
   const std::string absent = made();
-  write_index(absent + kIndex, "96",
+  write_index(absent + kTorchIndex, "96",
               {{"a.weight", kFirst}, {"b", kFirst}, {"c", kSecond}, {"d", kSecond}});
   EXPECT_EQ(open_code(absent), ErrorCode::incomplete);
   const std::string elsewhere = made();
-  write_index(elsewhere + kIndex, "72", {{"a.weight", kFirst}, {"b", kSecond}, {"c", kSecond}});
+  write_index(elsewhere + kTorchIndex, "72",
+              {{"a.weight", kFirst}, {"b", kSecond}, {"c", kSecond}});
   EXPECT_EQ(open_code(elsewhere), ErrorCode::incomplete);
   const std::string twice = made();
   save(Value::dict({{"c", tensor(20)}, {"b", tensor(0)}}), twice + kSecond, {.overwrite = true});
   EXPECT_EQ(open_code(twice), ErrorCode::corrupt);
   const std::string leaves = made();
-  write_index(leaves + kIndex, "72", {{"a.weight", "/../x.bin"}});
+  write_index(leaves + kTorchIndex, "72", {{"a.weight", "/../x.bin"}});
   EXPECT_EQ(open_code(leaves), ErrorCode::unsafe);
   const std::string list = made();
   save(Value::list({tensor(0)}), list + kSecond, {.overwrite = true});
   EXPECT_EQ(open_code(list), ErrorCode::mismatch);
   const std::string more = made();
-  write_index(more + kIndex, "48", {{"b", kFirst}, {"c", kSecond}});
+  write_index(more + kTorchIndex, "48", {{"b", kFirst}, {"c", kSecond}});
   EXPECT_EQ(Checkpoint::open(more).warnings.size(), 1U);
-  write_index(more + kIndex, "72", {{"b", kFirst}, {"c", kSecond}});
+  write_index(more + kTorchIndex, "72", {{"b", kFirst}, {"c", kSecond}});
   EXPECT_EQ(Checkpoint::open(more).warnings.size(), 2U);  // and the sizes do not add up
   EXPECT_EQ(verify(more).findings.size(), 1U);
 }
@@ -97,7 +94,7 @@ TEST(TorchSet, OneFileComesBeforeTheIndex) {
   const Checkpoint both = Checkpoint::open(directory);
   EXPECT_EQ(both.leaves.size(), 1U);
   EXPECT_EQ(both.warnings.size(), 1U);
-  for (const char* file : {kIndex, kFirst, kSecond}) fs::remove(directory + file);
+  for (const char* file : {kTorchIndex, kFirst, kSecond}) fs::remove(directory + file);
   EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 1U);
   EXPECT_EQ(Checkpoint::open(directory).warnings, std::vector<std::string>{});
 }
@@ -107,12 +104,12 @@ TEST(TorchSet, SafetensorsComeFirst) {
   const std::string directory = made();
   save(Value::dict({{"d", tensor(0)}}), directory + "/model.safetensors");
   EXPECT_EQ(Checkpoint::open(directory).kind, CheckpointKind::safetensors);
-  EXPECT_EQ(Checkpoint::open(directory + kIndex).kind, CheckpointKind::torch_file);
+  EXPECT_EQ(Checkpoint::open(directory + kTorchIndex).kind, CheckpointKind::torch_file);
 }
 
 TEST(TorchSet, SeveralIndices) {
   const std::string directory = made();
-  fs::rename(directory + kIndex, directory + "/a.bin.index.json");
+  fs::rename(directory + kTorchIndex, directory + "/a.bin.index.json");
   EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 4U);
   fs::copy_file(directory + "/a.bin.index.json", directory + "/b.bin.index.json");
   EXPECT_EQ(open_code(directory), ErrorCode::conflict);

@@ -23,7 +23,7 @@ constexpr int kNewestVersion = 2;
 constexpr int kMaxDepth =
     4096;  // of the JSON: containers are at most 1000 deep, each two of its own
 
-constexpr DictKind kKinds[] = {DictKind::dict, DictKind::ordered_dict, DictKind::default_dict};
+constexpr DictKind kDictKinds[] = {DictKind::dict, DictKind::ordered_dict, DictKind::default_dict};
 
 // Leaves of a tree; the others are tensors inside of them.
 bool is_in_tree(const Leaf& leaf) {
@@ -65,8 +65,8 @@ void append_container(JsonWriter& json, const Container& container) {
 }
 
 DictKind kind_named(const std::string& name) {
-  const auto* found = std::ranges::find(kKinds, name, type_name);
-  if (found == std::end(kKinds))
+  const auto* found = std::ranges::find(kDictKinds, name, type_name);
+  if (found == std::end(kDictKinds))
     throw Error(ErrorCode::corrupt, "unknown kind of a container: '" + name + "'");
   return *found;
 }

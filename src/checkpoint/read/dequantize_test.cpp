@@ -17,8 +17,6 @@ namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
-
 // The CRC-32 of the elements, with every NaN made the same.
 std::uint32_t crc_of(const Tensor& tensor) {
   const Storage& storage = *tensor.pieces.at(0).storage;

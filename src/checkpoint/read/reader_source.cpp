@@ -16,7 +16,7 @@ constexpr std::size_t kBuckets =
     static_cast<std::size_t>(std::bit_width(std::uint64_t{kSpanBytes}));
 
 // What a plan reads of one piece.
-struct Runs {
+struct PieceRuns {
   std::int64_t end = -1;    // of the run before, in elements
   std::int64_t needed = 0;  // elements
   // Elements in gaps whose length in bytes has so many bits.
@@ -24,11 +24,11 @@ struct Runs {
 };
 
 // `bytes`: of an element.
-std::unordered_map<std::size_t, Runs> runs_by_piece(std::span<const Copy> plan,
-                                                    std::int64_t bytes) {
-  std::unordered_map<std::size_t, Runs> by_piece;
+std::unordered_map<std::size_t, PieceRuns> runs_by_piece(std::span<const Copy> plan,
+                                                         std::int64_t bytes) {
+  std::unordered_map<std::size_t, PieceRuns> by_piece;
   for (const Copy& copy : plan) {
-    Runs& runs = by_piece[copy.from];
+    PieceRuns& runs = by_piece[copy.from];
     const std::int64_t gap = runs.end < 0 ? 0 : copy.from_local - runs.end;
     if (gap > 0 && gap * bytes < kSpanBytes)
       runs.gaps[static_cast<std::size_t>(
@@ -40,7 +40,7 @@ std::unordered_map<std::size_t, Runs> runs_by_piece(std::span<const Copy> plan,
 }
 
 // The longest gap, in bytes, such that all up to it together are worth reading over.
-std::int64_t longest_worth_reading(const Runs& runs) {
+std::int64_t longest_worth_reading(const PieceRuns& runs) {
   std::int64_t over = 0;
   std::size_t bits = 0;
   while (bits + 1 < kBuckets) {

@@ -18,7 +18,7 @@ namespace tessera {
 namespace {
 
 constexpr char kMagic[8] = {'T', 'S', 'R', 'A', 'T', 'A', 'I', 'L'};
-constexpr std::uint64_t kVersion = 1;
+constexpr std::uint64_t kTailVersion = 1;
 constexpr std::uint64_t kEntry = 8;    // bytes of a digest
 constexpr std::uint64_t kFooter = 40;  // bytes: end, items, block, version, magic
 
@@ -65,7 +65,7 @@ Footer read_footer(const ByteSource& source, const FileEnd& file) {
   file.read_at(size - kFooter, bytes);
   const Footer footer{load_le<std::uint64_t>(bytes), load_le<std::uint64_t>(bytes + 8)};
   const bool is_known = std::memcmp(bytes + 32, kMagic, sizeof kMagic) == 0 &&
-                        load_le<std::uint64_t>(bytes + 24) == kVersion &&
+                        load_le<std::uint64_t>(bytes + 24) == kTailVersion &&
                         load_le<std::uint64_t>(bytes + 16) == kDigestBlock;
   if (!is_known || footer.end > size || footer.items > size / kEntry ||
       tail_size(footer.end, footer.items) != size - footer.end)
@@ -192,7 +192,8 @@ void TailedSink::end_item(std::uint64_t end) {
 
 DataDigest TailedSink::finish() {
   std::vector<std::byte> footer;
-  for (const std::uint64_t number : {end_, std::uint64_t{items_.size()}, kDigestBlock, kVersion}) {
+  for (const std::uint64_t number :
+       {end_, std::uint64_t{items_.size()}, kDigestBlock, kTailVersion}) {
     append_le(footer, number);
   }
   const ByteView magic = std::as_bytes(std::span(kMagic));

@@ -16,7 +16,8 @@
 namespace tessera {
 namespace {
 
-std::shared_ptr<Store> directory_of(const std::shared_ptr<Store>& store, const std::string& path) {
+std::shared_ptr<Store> store_of_directory(const std::shared_ptr<Store>& store,
+                                          const std::string& path) {
   return path.empty() ? store : std::make_shared<SubStore>(store, path);
 }
 
@@ -53,12 +54,12 @@ const KnownDigests::Directory& KnownDigests::directory(const std::string& path) 
 
 KnownDigests::Directory KnownDigests::look_into(const std::string& path) const {
   Directory found{.digests = std::make_shared<DigestsByName>()};
-  const auto store = directory_of(store_, path);
+  const auto store = store_of_directory(store_, path);
   try {
     if (store->exists(kDcpMetadata)) {
       std::vector<std::string> warnings;  // who opens the checkpoint hears of them
       found.digests = guard_dcp(store, read_dcp_metadata(*store), warnings).digests;
-      found.has_other_metadata = !has_same_metadata(*store, *directory_of(cache_, path));
+      found.has_other_metadata = !has_same_metadata(*store, *store_of_directory(cache_, path));
     } else if (path.empty() && store->exists(kDirectorySideFile)) {
       found.digests =
           std::make_shared<DigestsByName>(read_side_file(*store, kDirectorySideFile).files);

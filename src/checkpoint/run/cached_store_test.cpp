@@ -18,13 +18,8 @@ using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
 
-std::vector<std::byte> bytes_of(const std::string& text) {
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
-
 // Counts the bytes that are read of data: of files that have them beside what tells of it.
-class CountingStore final : public testing::ForwardingStore {
+class CountingStore final : public testing_support::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
@@ -226,10 +221,10 @@ TEST(CachedStore, WritesGoToTheStoreAlone) {
   const auto store = cached_store(inner, cache);
   put(*store, "x", bytes_of("new"), IfExists::fail);
   put(*store, "y", bytes_of("new"), IfExists::fail);
-  EXPECT_EQ(read_all(*store->open("x"), 100), bytes_of("new"));
+  EXPECT_EQ(text_of(*store->open("x")), "new");
   EXPECT_EQ(inner->list().size(), 2U);
   EXPECT_EQ(cache->list().size(), 1U);
-  EXPECT_EQ(read_all(*cache->open("x"), 100), bytes_of("old"));
+  EXPECT_EQ(text_of(*cache->open("x")), "old");
 }
 
 // Copies that cannot be told from the files by their ends.

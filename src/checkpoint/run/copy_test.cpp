@@ -23,19 +23,6 @@ namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using ::testing::IsEmpty;
-using Contents = std::map<std::string, std::vector<std::byte>>;
-
-Contents contents_of(const Store& store) {
-  Contents contents;
-  for (const ObjectInfo& object : store.list())
-    contents[object.name] = read_all(*store.open(object.name), 1 << 26);
-  return contents;
-}
-
-bool is_marked(const Store& store) {
-  return store.exists(".metadata") || store.exists("config.yaml");
-}
-
 TEST(Copy, EveryKindArrivesAsItIsAndIsThenWhole_O08) {
   for (const CheckpointKind kind : marked_kinds()) {
     SCOPED_TRACE(to_string(kind));
@@ -246,7 +233,7 @@ class StoppedSource final : public ByteSource {
   const bool answers_;
 };
 
-class StoppedStore final : public testing::ForwardingStore {
+class StoppedStore final : public testing_support::ForwardingStore {
  public:
   StoppedStore(std::shared_ptr<Store> inner, std::stop_source& stop, bool answers)
       : ForwardingStore(std::move(inner)), stop_(stop), answers_(answers) {}

@@ -98,7 +98,7 @@ bool has_part(const Location& where, const Error& fault, const Group& group) {
   }
 }
 
-enum class Seen : std::uint8_t { whole, faulty, part };
+enum class Found : std::uint8_t { whole, faulty, part };
 
 Error no_checkpoint_for(int rank, const Location& where) {
   return Error(ErrorCode::incomplete,
@@ -110,10 +110,10 @@ Error no_checkpoint_for(int rank, const Location& where) {
 Bytes look_at_all(const Location& where, const RunCheck& check, const Group& group) {
   MessageWriter message;
   if (marker_in(*directory_store(where)).empty())
-    return message.number(Seen::faulty).rest(encode_error(no_checkpoint_for(0, where))).take();
+    return message.number(Found::faulty).rest(encode_error(no_checkpoint_for(0, where))).take();
   const std::optional<Error> fault = fault_of(where, check);
-  if (!fault) return message.number(Seen::whole).take();
-  message.number(has_part(where, *fault, group) ? Seen::part : Seen::faulty);
+  if (!fault) return message.number(Found::whole).take();
+  message.number(has_part(where, *fault, group) ? Found::part : Found::faulty);
   return message.rest(encode_error(*fault)).take();
 }
 
@@ -171,9 +171,9 @@ Judgement judge(const Location& where, const RunCheck& check, Group& group) {
     return group.rank() == 0 ? look_at_all(where, until, group) : Bytes();
   }));
   MessageReader message(told);
-  const auto seen = message.number<Seen>();
-  if (seen == Seen::whole) return {};
-  if (seen == Seen::faulty) return {decode_error(message.rest())};
+  const auto seen = message.number<Found>();
+  if (seen == Found::whole) return {};
+  if (seen == Found::faulty) return {decode_error(message.rest())};
   const Bytes own = made_by_long_work(check, group, [&](const RunCheck& until) {
     return encode(look_at_own(where, until, group));
   });

@@ -35,10 +35,6 @@ std::string latest_name(const Location& run, const RunCheck& check = {}) {
 }
 
 // A run on disk, in a store, and in a directory of a store.
-std::vector<Location> empty_runs() {
-  return {temporary_directory() + "/run", memory_store(), {memory_store(), "some/run"}};
-}
-
 std::string file_in(const std::string& directory, const std::string& suffix) {
   for (const auto& entry : fs::directory_iterator(directory)) {
     if (entry.path().string().ends_with(suffix)) return entry.path();
@@ -276,7 +272,7 @@ using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 namespace fs = std::filesystem;
 
-std::set<std::string> entries_of(const std::string& directory) {
+std::set<std::string> names_below(const std::string& directory) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(directory))
     names.insert(entry.path().filename().string());
@@ -315,7 +311,7 @@ TEST(Retain, WithoutLimitsEverythingStays) {
   save_steps(run, {1, 2, 3});
   fs::create_directories(run + "/step0");
   EXPECT_THAT(retain(run, run_checkpoint(run, 3)).removed, IsEmpty());
-  EXPECT_EQ(entries_of(run).size(), 4U);
+  EXPECT_EQ(names_below(run).size(), 4U);
 }
 
 // Nothing goes before the new one is there and found whole (fault-rows C12).
@@ -395,7 +391,7 @@ TEST(Retain, WhatKillsLeftGoesUnlessItsWriterLives_C06) {
   EXPECT_THAT(report.removed,
               UnorderedElementsAre("step1", "step2-tmp-0123456789ab", "step6.old-0123456789ab"));
   EXPECT_THAT(
-      entries_of(run),
+      names_below(run),
       UnorderedElementsAre("step5", "step6", "step3-tmp-0123456789ab", "step6-tmp-0123456789ab",
                            "step7-tmp-0123456789ab", "steps", "step2-tmp-x"));
 }
@@ -426,7 +422,7 @@ TEST(Retain, LaterStepsStayWithAWarning_C11) {
 }
 
 TEST(Retain, WhatCannotBeJudgedStays) {
-  class Deaf final : public testing::ForwardingStore {
+  class Deaf final : public testing_support::ForwardingStore {
    public:
     using ForwardingStore::ForwardingStore;
     [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
@@ -453,14 +449,14 @@ TEST(Retain, LinksLeadToTheNewOne_O10) {
   EXPECT_EQ(fs::read_symlink(run + "/latest"), "step2");
   EXPECT_EQ(fs::read_symlink(run + "/latest-unsharded"), "step1-unsharded");
   EXPECT_EQ(Checkpoint::open(run + "/latest").leaves.size(), 2U);
-  EXPECT_THAT(entries_of(run), UnorderedElementsAre("step1", "step2", "step1-unsharded", "latest",
-                                                    "latest-unsharded"));
+  EXPECT_THAT(names_below(run), UnorderedElementsAre("step1", "step2", "step1-unsharded", "latest",
+                                                     "latest-unsharded"));
   // Something else with that name is not replaced.
   fs::remove(run + "/latest");
   fs::create_directories(run + "/latest/x");
   EXPECT_EQ(code_of([&] { (void)retain(run, run_checkpoint(run, 2), {.link = true}); }),
             ErrorCode::io);
-  EXPECT_EQ(entries_of(run).size(), 5U);
+  EXPECT_EQ(names_below(run).size(), 5U);
 }
 
 TEST(Retain, RankZeroRemovesAndAllHear) {

@@ -17,10 +17,6 @@ using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-std::vector<Location> empty_runs() {
-  return {temporary_directory() + "/run", memory_store(), {memory_store(), "some/run"}};
-}
-
 std::int64_t latest_step(const Location& run) {
   return latest_checkpoint(run).found->step;
 }

@@ -13,6 +13,7 @@
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
+#include "conformance/store_maker.h"
 #include "io/testing.h"
 #include "tessera/run_directory.h"
 
@@ -67,7 +68,7 @@ inline void copy_objects(const std::shared_ptr<Store>& from, Store& to,
 
 // A store that, as if its process was killed, answers no call after the first `calls`. Counts what
 // changes something only, or everything.
-class DyingStore final : public testing::ForwardingStore {
+class DyingStore final : public testing_support::ForwardingStore {
  public:
   enum class Counts : std::uint8_t { changes, everything };
   DyingStore(std::shared_ptr<Store> inner, std::uint64_t calls, Counts counts = Counts::changes)
@@ -112,5 +113,24 @@ class DyingStore final : public testing::ForwardingStore {
   Counts counts_;
   std::shared_ptr<Fault> fault_;
 };
+
+using Contents = std::map<std::string, std::vector<std::byte>>;
+
+inline Contents contents_of(const Store& store) {
+  Contents contents;
+  for (const ObjectInfo& object : store.list())
+    contents[object.name] = read_all(*store.open(object.name), 1 << 26);
+  return contents;
+}
+
+// Whether somebody who asks for the marker finds one.
+inline bool is_marked(const Store& store) {
+  return store.exists(".metadata") || store.exists("config.yaml");
+}
+
+// Where a run may lie: a path, a store, a directory of a store.
+inline std::vector<Location> empty_runs() {
+  return {temporary_directory() + "/run", memory_store(), {memory_store(), "some/run"}};
+}
 
 }  // namespace tessera::testing_support

@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kOperation = "making a directory to stage a checkpoint";
+constexpr const char* kToStore = "making a directory to stage a checkpoint";
 constexpr const char* kStart = "tessera-staged-";
 
 std::string base_directory() {
@@ -73,9 +73,9 @@ Staging::Staging(Group& group) {
     const auto bytes = std::as_bytes(std::span(path));
     return Bytes(bytes.begin(), bytes.end());
   };
-  const Bytes told = confer(group, kOperation, {[] { return Bytes(); }, combine_nothing, draw});
+  const Bytes told = confer(group, kToStore, {[] { return Bytes(); }, combine_nothing, draw});
   path_.assign(reinterpret_cast<const char*>(told.data()), told.size());
-  agree(group, kOperation, [this] {
+  agree(group, kToStore, [this] {
     const std::string base = directory_of(path_);
     make_directories(base);
     remove_abandoned_attempts(base, kStart, std::filesystem::file_type::directory);

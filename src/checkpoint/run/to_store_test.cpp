@@ -28,7 +28,7 @@ constexpr CheckpointKind kOlmoKinds[] = {CheckpointKind::olmo_full, CheckpointKi
 
 // Has neither objects that several writers fill nor directories that appear at once. From its
 // `fails_from`th new object on it has no room.
-class Bucket final : public testing::ForwardingStore {
+class Bucket final : public testing_support::ForwardingStore {
  public:
   explicit Bucket(int fails_from = 1 << 20)
       : ForwardingStore(memory_store("bucket")), left_(fails_from) {}

@@ -23,13 +23,13 @@
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kWindow = 8 << 20;  // bytes
+constexpr std::uint64_t kUploadWindow = 8 << 20;  // bytes
 
 // Gives all bytes to `take`, one window after another, and returns their digest.
 std::uint64_t for_each_window(const ByteSource& source,
                               const std::function<void(std::uint64_t at, ByteView bytes)>& take) {
   RunningDigest digest;
-  std::vector<std::byte> window(static_cast<std::size_t>(std::min(kWindow, source.size())));
+  std::vector<std::byte> window(static_cast<std::size_t>(std::min(kUploadWindow, source.size())));
   for (std::uint64_t at = 0; at < source.size(); at += window.size()) {
     const auto bytes = MutableByteView(window).first(
         static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), source.size() - at)));

@@ -17,31 +17,12 @@ namespace {
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using ::testing::IsEmpty;
 
-using Contents = std::map<std::string, std::vector<std::byte>>;
-
-Contents contents_of(const Store& store) {
-  Contents contents;
-  for (const ObjectInfo& object : store.list())
-    contents[object.name] = read_all(*store.open(object.name), 1 << 26);
-  return contents;
-}
-
 std::shared_ptr<Store> store_of(CheckpointKind kind) {
   return posix_store(written(kind));
 }
 
 std::string marker_of(CheckpointKind kind) {
   return kind == CheckpointKind::dcp ? ".metadata" : "config.yaml";
-}
-
-std::vector<std::byte> bytes_of(const std::string& text) {
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
-
-// Whether somebody who asks for the marker finds one.
-bool is_marked(const Store& store) {
-  return store.exists(".metadata") || store.exists("config.yaml");
 }
 
 TEST(Upload, EveryKindArrivesAsItIs_O08) {
@@ -142,7 +123,7 @@ TEST(Upload, LeftoversAreNotCopied) {
 }
 
 // Notes what becomes visible and what goes, and how much is written at once.
-class NotingStore final : public testing::ForwardingStore {
+class NotingStore final : public testing_support::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
@@ -305,7 +286,7 @@ TEST(Upload, AFailureOfOneRankIsEverybodysAndLeavesNothing_O18) {
     run_ranks(3, [&](Group& group) {
       std::shared_ptr<Store> target = inner;
       // A full disk: what is there can still be removed.
-      class Full final : public testing::ForwardingStore {
+      class Full final : public testing_support::ForwardingStore {
        public:
         using ForwardingStore::ForwardingStore;
         [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
@@ -325,7 +306,7 @@ TEST(Upload, AFailureOfOneRankIsEverybodysAndLeavesNothing_O18) {
 
 // Only that the marker is durable is not known: it is there, so nothing that it stands for goes.
 TEST(Upload, NothingIsWithdrawnUnderAMarkerThatIsThere) {
-  class Forgetful final : public testing::ForwardingStore {
+  class Forgetful final : public testing_support::ForwardingStore {
    public:
     using ForwardingStore::ForwardingStore;
     void sync() override {
@@ -381,7 +362,7 @@ TEST(Upload, DamageIsNotCopied) {
 }
 
 TEST(Upload, RankZeroAloneReadsTheMetadata) {
-  class WithoutMetadata final : public testing::ForwardingStore {
+  class WithoutMetadata final : public testing_support::ForwardingStore {
    public:
     using ForwardingStore::ForwardingStore;
     [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
@@ -401,7 +382,7 @@ TEST(Upload, RankZeroAloneReadsTheMetadata) {
 }
 
 // A target that keeps something else than it was given.
-class LyingStore final : public testing::ForwardingStore {
+class LyingStore final : public testing_support::ForwardingStore {
  public:
   LyingStore(std::shared_ptr<Store> inner, std::size_t lost)
       : ForwardingStore(std::move(inner)), lost_(lost) {}

@@ -23,7 +23,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
+constexpr std::size_t kFilesWindow = 1
+                                     << 20;  // bytes: stays in the cache between checksum and write
 
 // What `elements` gives, and `meter` hears of the bytes.
 ElementSource counted(ElementSource elements, Meter& meter) {
@@ -71,7 +72,7 @@ bool is_data_file_of(std::string_view name, const std::string& attempt) {
 
 DataDigest write_data_file(Store& store, const DataFile& file, Meter& meter) {
   TailedSink sink(store.create(file.name, IfExists::fail));
-  ItemWriter writer(sink, file.name, kWindow, file.zstd_level);
+  ItemWriter writer(sink, file.name, kFilesWindow, file.zstd_level);
   for (const std::size_t index : file.plan.files[static_cast<std::size_t>(file.file)]) {
     OwnItem& item = file.plan.items[index];
     write_item(writer, file.leaves[item.leaf], item, meter);
@@ -143,7 +144,7 @@ struct DataFileWriter::State {
       : store(std::move(in)),
         name(file),
         sink(store->create(file, IfExists::fail)),
-        writer(sink, file, kWindow) {}
+        writer(sink, file, kFilesWindow) {}
 
   ItemExtent end(const dcp::Item& item) {
     sink.end_item(item.offset + item.length);

@@ -67,14 +67,6 @@ Planned write_files(const std::string& directory, const std::string& save_id, fl
   return planned;
 }
 
-std::vector<std::string> names_in(const std::string& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(directory))
-    names.push_back(entry.path().filename().string());
-  std::ranges::sort(names);
-  return names;
-}
-
 void require_loads(const std::string& directory, float first) {
   const Checkpoint checkpoint = Checkpoint::open(directory);
   EXPECT_TRUE(checkpoint.warnings.empty());

@@ -24,21 +24,21 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kRanks = 4;
-const Shape kShape{8, 3};
+const Shape kHooked{8, 3};
 
 // Rank `rank`'s part; element i is `first + i`.
 Tensor placed(const Placement& placement, int rank, float first) {
-  Tensor tensor = counting(kShape, whole(kShape), first, false);
+  Tensor tensor = counting(kHooked, whole(kHooked), first, false);
   tensor.pieces.clear();
-  for (const Box& box : boxes_of_part(placement, kShape, part_of_rank(placement, rank)))
-    tensor.pieces.push_back(counting(kShape, box, first).pieces.at(0));
+  for (const Box& box : boxes_of_part(placement, kHooked, part_of_rank(placement, rank)))
+    tensor.pieces.push_back(counting(kHooked, box, first).pieces.at(0));
   tensor.sharded = placement.parts > 1;
   tensor.placement = placement;
   return tensor;
 }
 
 // "whole" on all ranks, "halves" on two each; "told" is like it, but without a placement.
-Value tree_of(int rank) {
+Value hooked_tree(int rank) {
   Tensor told = placed({.parts = 2}, rank, 0.5F);
   told.placement.reset();
   return Value::dict({{"model", Value::dict({{"whole", placed({}, rank, 0.1F)},
@@ -48,9 +48,9 @@ Value tree_of(int rank) {
 }
 
 Value all_of_tree() {
-  Value tree = tree_of(0);
-  tree["model"].set_item("halves", counting(kShape, whole(kShape), 0.3F));
-  tree.set_item("told", counting(kShape, whole(kShape), 0.5F));
+  Value tree = hooked_tree(0);
+  tree["model"].set_item("halves", counting(kHooked, whole(kHooked), 0.3F));
+  tree.set_item("told", counting(kHooked, whole(kHooked), 0.5F));
   return tree;
 }
 
@@ -65,7 +65,7 @@ std::vector<std::string> files_in(const std::string& directory) {
 using OptionsOf = std::function<SaveOptions(int rank)>;
 void save_by_ranks(const std::string& directory, const OptionsOf& options) {
   run_ranks(kRanks, [&](Group& group) {
-    save(tree_of(group.rank()), directory, options(group.rank()), group);
+    save(hooked_tree(group.rank()), directory, options(group.rank()), group);
   });
 }
 
@@ -75,7 +75,7 @@ Error refusal(const OptionsOf& options) {
   std::vector<std::optional<Error>> errors(kRanks);
   run_ranks(kRanks, [&](Group& group) {
     try {
-      save(tree_of(group.rank()), directory, options(group.rank()), group);
+      save(hooked_tree(group.rank()), directory, options(group.rank()), group);
     } catch (const Error& error) {
       errors[static_cast<std::size_t>(group.rank())] = error;
     }
@@ -102,7 +102,7 @@ TEST(SaveHooks, LeavesGetTheNamesThatTheFunctionGives) {
   EXPECT_THAT(Checkpoint::open(directory).names(),
               ElementsAre("net.model.halves", "net.model.whole", "net.told"));
   // A tree with the names of before finds them by the same function.
-  Value tree = tree_of(0);
+  Value tree = hooked_tree(0);
   LoadOptions options;
   options.rename = prefixed;
   load(tree, directory, options);
@@ -168,11 +168,11 @@ TEST(SaveHooks, TensorsAreSavedAsTheTypeThatTheFunctionGives) {
     for (const auto& [name, first] : {std::pair("model.whole", 0.1F), {"model.halves", 0.3F}}) {
       EXPECT_EQ(checkpoint.tensor(name).dtype, DType::bfloat16);
       std::vector<std::uint16_t> found(24), expected(24);
-      checkpoint.read(name, TensorView::of(found.data(), DType::bfloat16, kShape));
+      checkpoint.read(name, TensorView::of(found.data(), DType::bfloat16, kHooked));
       // The reference: the same tensor saved as it is, and converted as it is read.
       const std::string plain = temporary_directory() + "/c";
-      save(Value::dict({{"w", counting(kShape, whole(kShape), first)}}), plain);
-      Checkpoint::open(plain).read("w", TensorView::of(expected.data(), DType::bfloat16, kShape));
+      save(Value::dict({{"w", counting(kHooked, whole(kHooked), first)}}), plain);
+      Checkpoint::open(plain).read("w", TensorView::of(expected.data(), DType::bfloat16, kHooked));
       EXPECT_EQ(found, expected) << name;
     }
   }
@@ -266,7 +266,7 @@ TEST(SaveHooks, WritersAreChosenAmongTheHolders) {
   std::map<std::string, std::set<std::vector<int>>> asked;
   const std::string directory = temporary_directory() + "/c";
   run_ranks(kRanks, [&](Group& group) {
-    Value tree = tree_of(group.rank());
+    Value tree = hooked_tree(group.rank());
     tree.set_item("mine", placed({.parts = kRanks}, group.rank(), 1));
     SaveOptions options;
     options.writer = [&](const std::string& key, std::span<const int> holders) {
@@ -297,13 +297,13 @@ TEST(SaveHooks, AWriterThatDoesNotHoldThePartIsRefused) {
 TEST(SaveHooks, OfAPartWithoutCollectives) {
   const std::string directory = temporary_directory() + "/c";
   for (int rank = 0; rank < kRanks; ++rank)
-    save_part(tree_of(rank), directory, rank,
+    save_part(hooked_tree(rank), directory, rank,
               {.name = prefixed,
                .dtype = [](const std::string&, const Tensor&) { return DType::float64; }});
   const Checkpoint checkpoint = Checkpoint::open(directory);
   EXPECT_EQ(checkpoint.tensor("net.model.halves").dtype, DType::float64);
   std::vector<float> found(24);
-  checkpoint.read("net.model.halves", TensorView::of(found.data(), DType::float32, kShape));
+  checkpoint.read("net.model.halves", TensorView::of(found.data(), DType::float32, kHooked));
   EXPECT_EQ(found, floats(all_of_tree().at("model").at("halves").as_tensor()));
 }
 

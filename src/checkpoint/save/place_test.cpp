@@ -19,8 +19,8 @@ namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using ::testing::AllOf;
-using testing::ForwardingStore;
 using ::testing::HasSubstr;
+using testing_support::ForwardingStore;
 
 // A third of the rows of a tensor.
 Value third_of(int rank) {
@@ -150,7 +150,7 @@ TEST(Probe, APlaceThatAppearsLateIsWaitedFor) {
 
 // Rank 0 sees what the others put there: they look at one place, so they do not give up soon.
 TEST(Probe, APlaceThatNeverAppearsIsNotWaitedForForever) {
-  const testing::ShortPatience patience;
+  const testing_support::ShortPatience patience;
   const auto shared = memory_store();
   std::atomic<int> refused = 0;
   run_ranks(3, [&](Group& group) {
@@ -197,7 +197,7 @@ class Elsewhere final : public ForwardingStore {
 
 // The check before the commit, for whatever the probe does not show.
 TEST(Probe, FilesThatRankZeroDoesNotSeeAreRefusedBeforeTheCommit) {
-  const testing::ShortPatience patience;
+  const testing_support::ShortPatience patience;
   const auto shared = memory_store();
   std::atomic<int> refused = 0;
   run_ranks(3, [&](Group& group) {

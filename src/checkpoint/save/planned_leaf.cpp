@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kTold = 100;
-constexpr std::size_t kLongestKey = 200;  // bytes
+constexpr std::size_t kLongestLeafKey = 200;  // bytes
 
 }  // namespace
 
@@ -28,7 +28,7 @@ void KeyErrors::require_none() const {
   std::string text = std::to_string(count_) + " keys do not fit: ";
   for (const Error& error : told_) {
     if (&error != &told_.front()) text += "; ";
-    text += "'" + printable(error.key(), kLongestKey) + "': " + error.message();
+    text += "'" + printable(error.key(), kLongestLeafKey) + "': " + error.message();
   }
   if (count_ > told_.size()) text += "; and " + std::to_string(count_ - told_.size()) + " more";
   throw Error(one_code_ ? told_.front().code() : ErrorCode::mismatch, std::move(text))

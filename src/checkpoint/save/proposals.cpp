@@ -68,9 +68,9 @@ Bytes encode_proposal(const Proposal& proposal) {
   return message.take();
 }
 
-Bytes encode_choices(const std::vector<Choice>& choices) {
+Bytes encode_choices(const std::vector<WriterChoice>& choices) {
   MessageWriter message;
-  for (const Choice& choice : choices) {
+  for (const WriterChoice& choice : choices) {
     message.number(choice.key);
     message.number(static_cast<std::int32_t>(choice.writer));
     message.number(static_cast<std::int32_t>(choice.holders));
@@ -81,7 +81,7 @@ Bytes encode_choices(const std::vector<Choice>& choices) {
 Choices decode_choices(const Bytes& bytes) {
   Choices choices;
   for (MessageReader message(bytes); !message.at_end();) {
-    Choice choice;
+    WriterChoice choice;
     choice.key = message.number<std::uint64_t>();
     choice.writer = message.number<std::int32_t>();
     choice.holders = message.number<std::int32_t>();

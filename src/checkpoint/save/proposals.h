@@ -37,13 +37,13 @@ struct Proposal {
 [[nodiscard]] Bytes encode_proposal(const Proposal& proposal);
 
 // Who writes what several ranks hold.
-struct Choice {
+struct WriterChoice {
   std::uint64_t key = 0;
   int writer = 0;
   int holders = 0;
 };
-using Choices = std::unordered_map<std::uint64_t, Choice>;
-[[nodiscard]] Bytes encode_choices(const std::vector<Choice>& choices);
+using Choices = std::unordered_map<std::uint64_t, WriterChoice>;
+[[nodiscard]] Bytes encode_choices(const std::vector<WriterChoice>& choices);
 [[nodiscard]] Choices decode_choices(const Bytes& message);
 
 // What all ranks told, on rank 0.

@@ -23,13 +23,13 @@ namespace {
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using ::testing::ElementsAre;
 
-constexpr int kRanks = 3;
+constexpr int kFileRanks = 3;
 const Shape kRows{7, 2}, kWhole{5}, kTold{4, 3}, kNone{0, 3};
 
 // "rows" and "whole" can be computed by every rank, "told" cannot: ranks 0 and 1 have half of it.
 Value tree_of(int rank, bool stages) {
-  Tensor rows = counting(kRows, chunk(kRows, rank, kRanks), 1);
-  rows.placement = Placement{.parts = kRanks};
+  Tensor rows = counting(kRows, chunk(kRows, rank, kFileRanks), 1);
+  rows.placement = Placement{.parts = kFileRanks};
   Tensor told = counting(kTold, rank < 2 ? chunk(kTold, rank, 2) : Box{{4, 0}, {0, 3}}, 2);
   Value tree = Value::dict({{"rows", rows},
                             {"whole", copy_of_all(kWhole, 3)},
@@ -48,7 +48,7 @@ void expect_whole(const Value& loaded, bool stages) {
   EXPECT_EQ(loaded.at("none").as_tensor().shape, kNone);
   EXPECT_EQ(loaded.at("step").as_int(), 7);
   EXPECT_EQ(loaded.at("name").as_string(), "run");
-  for (int rank = 0; stages && rank < kRanks; ++rank)
+  for (int rank = 0; stages && rank < kFileRanks; ++rank)
     EXPECT_EQ(loaded.at("stage" + std::to_string(rank)).as_int(), rank);
 }
 
@@ -90,7 +90,7 @@ TEST(SaveFiles, EachItemCanHaveAFileOfItsOwn) {
   for (const bool stages : {false, true}) {
     const std::string directory = temporary_directory() + "/c";
     std::uint64_t files = 0;
-    run_ranks(kRanks, [&](Group& group) {
+    run_ranks(kFileRanks, [&](Group& group) {
       SaveOptions options;
       options.one_file_an_item = group.rank() == 0;  // rank 0's word counts
       options.threads = 1 + group.rank();
@@ -110,19 +110,19 @@ TEST(SaveFiles, EachItemCanHaveAFileOfItsOwn) {
 
 TEST(SaveFiles, TheOthersWordDoesNotCount) {
   const std::string directory = temporary_directory() + "/c";
-  run_ranks(kRanks, [&](Group& group) {
+  run_ranks(kFileRanks, [&](Group& group) {
     SaveOptions options;
     options.one_file_an_item = group.rank() != 0;
     options.threads = 1;
     save(tree_of(group.rank(), false), directory, options, group);
   });
-  EXPECT_EQ(data_files_in(directory), std::size_t{kRanks});
+  EXPECT_EQ(data_files_in(directory), std::size_t{kFileRanks});
 }
 
 TEST(SaveFiles, EachItemOfAPartCanHaveAFileOfItsOwn) {
   const std::string directory = temporary_directory() + "/c";
   std::size_t all = 0;
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < kFileRanks; ++rank) {
     const SaveResult result =
         save_part(tree_of(rank, false), directory, rank, {.one_file_an_item = true});
     const auto items = items_in(directory, "__" + std::to_string(rank) + ".metadata");
@@ -234,7 +234,7 @@ TEST(SaveFiles, WhatIsNotTheCheckpointsIsNotLookedInto) {
   SaveOptions options;
   options.overwrite = true;
   for (const std::string& path : {directory, link, directory}) {
-    run_ranks(kRanks, [&](Group& group) {
+    run_ranks(kFileRanks, [&](Group& group) {
       save(tree_of(group.rank(), false), path, options, group);
       Value tree = tree_of(group.rank(), false);
       load(tree, path, group);

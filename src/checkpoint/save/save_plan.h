@@ -142,7 +142,7 @@ class SavePlan {
            const std::function<std::uint64_t(std::size_t leaf)>& value_length);
 
   [[nodiscard]] const std::vector<PlannedLeaf>& leaves() const { return told_.leaves(); }
-  [[nodiscard]] const std::vector<Choice>& choices() const { return choices_; }
+  [[nodiscard]] const std::vector<WriterChoice>& choices() const { return choices_; }
   [[nodiscard]] const PlanRules& rules() const { return rules_; }
   [[nodiscard]] const FilePlan& files() const { return files_; }
   [[nodiscard]] std::uint64_t size_of(int rank, int file) const {
@@ -182,7 +182,7 @@ class SavePlan {
   PlanRules rules_;
   ToldLeaves told_;
   std::vector<std::vector<Told>> places_;  // by leaf: of values and told chunks
-  std::vector<Choice> choices_;
+  std::vector<WriterChoice> choices_;
   FilePlan after_values_;
   FilePlan files_;  // with everything
 };

@@ -28,7 +28,7 @@ struct Counts {
   std::atomic<std::size_t> largest = 0;  // bytes that a rank contributed to a fold
 };
 
-class Counting : public testing::ForwardingGroup {
+class Counting : public testing_support::ForwardingGroup {
  public:
   Counting(Group& inner, Counts& counts) : ForwardingGroup(inner), counts_(counts) {}
   void barrier() override { other().barrier(); }
@@ -71,13 +71,6 @@ Tensor placed(const Shape& shape, const Placement& placement, int rank, float fi
   tensor.sharded = placement.parts > 1;
   tensor.placement = placement;
   return tensor;
-}
-
-std::vector<std::string> names_in(const std::string& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(directory))
-    names.push_back(entry.path().filename());
-  return names;
 }
 
 // P-13. Four ranks; "c" has two halves, which ranks 0 and 2, and 1 and 3 hold.

@@ -19,45 +19,47 @@ namespace {
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using ::testing::ElementsAre;
 
-constexpr int kRanks = 3;
-const Shape kRows{7, 50}, kWhole{5}, kTold{4, 300}, kNone{0, 3}, kLarge{600, 1000};
+constexpr int kZstdRanks = 3;
+const Shape kZstdRows{7, 50}, kZstdWhole{5}, kZstdTold{4, 300}, kZstdNone{0, 3},
+    kZstdLarge{600, 1000};
 
 // "rows" and "whole" can be computed by every rank, "told" cannot: ranks 0 and 1 have half of it.
 // "large" is of more than one window. With `stages` ranks have leaves of their own, and all is
 // told.
-Value tree_of(int rank, bool stages) {
-  Tensor rows = counting(kRows, chunk(kRows, rank, kRanks), 1);
-  rows.placement = Placement{.parts = kRanks};
-  Tensor told = counting(kTold, rank < 2 ? chunk(kTold, rank, 2) : Box{{4, 0}, {0, 300}}, 2);
-  Value tree =
-      Value::dict({{"rows", rows},
-                   {"large", copy_of_all(kLarge, 4)},
-                   {"whole", copy_of_all(kWhole, 3)},
-                   {"told", told},
-                   {"none", copy_of_all(kNone, 0)},
-                   {"step", 7},
-                   {"pair", Value::tuple({copy_of_all(kWhole, 5), copy_of_all({2, 2}, 6), 8})}});
+Value zstd_tree(int rank, bool stages) {
+  Tensor rows = counting(kZstdRows, chunk(kZstdRows, rank, kZstdRanks), 1);
+  rows.placement = Placement{.parts = kZstdRanks};
+  Tensor told =
+      counting(kZstdTold, rank < 2 ? chunk(kZstdTold, rank, 2) : Box{{4, 0}, {0, 300}}, 2);
+  Value tree = Value::dict(
+      {{"rows", rows},
+       {"large", copy_of_all(kZstdLarge, 4)},
+       {"whole", copy_of_all(kZstdWhole, 3)},
+       {"told", told},
+       {"none", copy_of_all(kZstdNone, 0)},
+       {"step", 7},
+       {"pair", Value::tuple({copy_of_all(kZstdWhole, 5), copy_of_all({2, 2}, 6), 8})}});
   if (stages) tree.set_item("stage" + std::to_string(rank), rank);
   return tree;
 }
 
-void expect_whole(const Value& loaded, bool stages) {
-  for (const auto& [name, shape, first] : {std::tuple("rows", kRows, 1),
-                                           {"large", kLarge, 4},
-                                           {"whole", kWhole, 3},
-                                           {"told", kTold, 2}})
+void expect_zstd_whole(const Value& loaded, bool stages) {
+  for (const auto& [name, shape, first] : {std::tuple("rows", kZstdRows, 1),
+                                           {"large", kZstdLarge, 4},
+                                           {"whole", kZstdWhole, 3},
+                                           {"told", kZstdTold, 2}})
     EXPECT_EQ(floats(loaded.at(name).as_tensor()),
               floats(counting(shape, whole(shape), static_cast<float>(first))))
         << name;
-  EXPECT_EQ(loaded.at("none").as_tensor().shape, kNone);
+  EXPECT_EQ(loaded.at("none").as_tensor().shape, kZstdNone);
   EXPECT_EQ(loaded.at("step").as_int(), 7);
   EXPECT_EQ(floats(loaded.at("pair").at(1).as_tensor()), floats(copy_of_all({2, 2}, 6)));
-  for (int rank = 0; stages && rank < kRanks; ++rank)
+  for (int rank = 0; stages && rank < kZstdRanks; ++rank)
     EXPECT_EQ(loaded.at("stage" + std::to_string(rank)).as_int(), rank);
 }
 
 // By name and place.
-std::map<std::pair<std::string, Shape>, dcp::Item> items_in(
+std::map<std::pair<std::string, Shape>, dcp::Item> frames_in(
     const std::string& directory, const std::string& metadata = ".metadata") {
   std::map<std::pair<std::string, Shape>, dcp::Item> items;
   for (const dcp::Entry& entry : read_dcp_metadata(*posix_store(directory), metadata).entries) {
@@ -78,7 +80,8 @@ std::vector<std::byte> content_of(const std::string& directory, const dcp::Item&
 // Items of a file lie one behind the other, and its tail behind the last one.
 void expect_without_gaps(const std::string& directory) {
   std::map<std::string, std::map<std::uint64_t, std::uint64_t>> files;  // lengths by offset
-  for (const auto& [place, item] : items_in(directory)) files[item.path][item.offset] = item.length;
+  for (const auto& [place, item] : frames_in(directory))
+    files[item.path][item.offset] = item.length;
   const std::filesystem::path root = directory;
   for (const auto& [name, items] : files) {
     std::uint64_t end = 0;
@@ -92,14 +95,14 @@ void expect_without_gaps(const std::string& directory) {
 
 SaveResult save_by_ranks(const std::string& directory, const SaveOptions& options, bool stages) {
   SaveResult result;
-  run_ranks(kRanks, [&](Group& group) {
+  run_ranks(kZstdRanks, [&](Group& group) {
     SaveOptions mine = options;
     if (group.rank() != 0) {  // rank 0's count
       mine.compression =
           options.compression == Compression::none ? Compression::zstd : Compression::none;
       mine.threads = 1;
     }
-    const SaveResult saved = save(tree_of(group.rank(), stages), directory, mine, group);
+    const SaveResult saved = save(zstd_tree(group.rank(), stages), directory, mine, group);
     if (group.rank() == 0) result = saved;
   });
   return result;
@@ -113,7 +116,7 @@ TEST(SaveZstd, EachItemIsAFrameAroundWhatItWouldBeWithoutCompression) {
       const SaveResult plain = save_by_ranks(root + "/plain", options, stages);
       options.compression = Compression::zstd;
       const SaveResult small = save_by_ranks(root + "/zstd", options, stages);
-      const auto items = items_in(root + "/plain"), frames = items_in(root + "/zstd");
+      const auto items = frames_in(root + "/plain"), frames = frames_in(root + "/zstd");
       ASSERT_EQ(items.size(), frames.size());
       for (const auto& [place, item] : items) {
         const dcp::Item& frame = frames.at(place);
@@ -129,36 +132,36 @@ TEST(SaveZstd, EachItemIsAFrameAroundWhatItWouldBeWithoutCompression) {
       EXPECT_EQ(small.files, plain.files);
       EXPECT_LT(small.total_bytes, plain.total_bytes * 3 / 4);
       EXPECT_TRUE(verify(root + "/zstd").findings.empty());
-      expect_whole(Checkpoint::open(root + "/zstd").load(), stages);
+      expect_zstd_whole(Checkpoint::open(root + "/zstd").load(), stages);
     }
   }
 }
 
 TEST(SaveZstd, APartWithoutCollectives) {
   const std::string root = temporary_directory();
-  for (int rank = 0; rank < kRanks; ++rank) {
-    save_part(tree_of(rank, false), root + "/plain", rank);
-    save_part(tree_of(rank, false), root + "/zstd", rank, {.compression = Compression::zstd});
+  for (int rank = 0; rank < kZstdRanks; ++rank) {
+    save_part(zstd_tree(rank, false), root + "/plain", rank);
+    save_part(zstd_tree(rank, false), root + "/zstd", rank, {.compression = Compression::zstd});
     const std::string metadata = "__" + std::to_string(rank) + ".metadata";
-    const auto frames = items_in(root + "/zstd", metadata);
-    for (const auto& [place, item] : items_in(root + "/plain", metadata)) {
+    const auto frames = frames_in(root + "/zstd", metadata);
+    for (const auto& [place, item] : frames_in(root + "/plain", metadata)) {
       EXPECT_THAT(frames.at(place).transforms, ElementsAre("stream.zstd/1"));
       EXPECT_TRUE(content_of(root + "/zstd", frames.at(place)) ==
                   content_of(root + "/plain", item));
     }
   }
-  expect_whole(Checkpoint::open(root + "/zstd").load(), false);
+  expect_zstd_whole(Checkpoint::open(root + "/zstd").load(), false);
 }
 
 std::uint64_t data_bytes(const std::string& directory) {
   std::uint64_t bytes = 0;
-  for (const auto& [place, item] : items_in(directory)) bytes += item.length;
+  for (const auto& [place, item] : frames_in(directory)) bytes += item.length;
   return bytes;
 }
 
 TEST(SaveZstd, LevelsAndWhatIsRefused) {
   const std::string root = temporary_directory();
-  const Value tree = tree_of(0, false).at("large");
+  const Value tree = zstd_tree(0, false).at("large");
   const Value named = Value::dict({{"large", tree}});
   SaveOptions options{.compression = Compression::zstd, .compression_level = 1};
   save(named, root + "/1", options);
@@ -166,7 +169,7 @@ TEST(SaveZstd, LevelsAndWhatIsRefused) {
   save(named, root + "/19", options);
   EXPECT_LT(data_bytes(root + "/19"), data_bytes(root + "/1"));
   EXPECT_EQ(floats(Checkpoint::open(root + "/19").load().at("large").as_tensor()),
-            floats(copy_of_all(kLarge, 4)));
+            floats(copy_of_all(kZstdLarge, 4)));
   for (const int level : {-1, 0, 20}) {
     options.compression_level = level;
     EXPECT_EQ(code_of([&] { save(named, root + "/n", options); }), ErrorCode::invalid_argument);
@@ -182,16 +185,18 @@ TEST(SaveZstd, LevelsAndWhatIsRefused) {
 
 // What does not become smaller is written all the same, in frames of many windows.
 TEST(SaveZstd, NoiseAndDamage) {
-  Tensor noise = copy_of_all(kLarge, 0);
+  Tensor noise = copy_of_all(kZstdLarge, 0);
   std::mt19937 random(5);
   auto* words = reinterpret_cast<std::uint32_t*>(noise.pieces.at(0).storage->data);
-  for (std::int64_t i = 0; i < numel(kLarge); ++i) words[i] = static_cast<std::uint32_t>(random());
+  for (std::int64_t i = 0; i < numel(kZstdLarge); ++i)
+    words[i] = static_cast<std::uint32_t>(random());
   const std::string directory = temporary_directory() + "/c";
   save(Value::dict({{"w", noise}}), directory, {.compression = Compression::zstd});
   const Tensor back = Checkpoint::open(directory).load().at("w").as_tensor();
-  EXPECT_EQ(std::memcmp(back.pieces.at(0).storage->data, words, byte_size(DType::float32, kLarge)),
-            0);
-  const std::string file = directory + "/" + items_in(directory).at({"w", {0, 0}}).path;
+  EXPECT_EQ(
+      std::memcmp(back.pieces.at(0).storage->data, words, byte_size(DType::float32, kZstdLarge)),
+      0);
+  const std::string file = directory + "/" + frames_in(directory).at({"w", {0, 0}}).path;
   std::string text = text_of(file);
   text[text.size() / 2] = static_cast<char>(text[text.size() / 2] ^ 1);
   std::filesystem::permissions(file, std::filesystem::perms::owner_write,

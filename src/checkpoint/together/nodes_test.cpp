@@ -30,7 +30,7 @@ struct Nodes {
   explicit Nodes(const Layout& layout, bool show_late = true) : node_of(layout) {
     for (int node = 0; node <= layout.back(); ++node) {
       const auto store = memory_store("node-" + std::to_string(node));
-      stores.push_back(std::make_shared<testing::ToldLateStore>(store, show_late));
+      stores.push_back(std::make_shared<testing_support::ToldLateStore>(store, show_late));
     }
   }
   [[nodiscard]] int ranks() const { return static_cast<int>(node_of.size()); }
@@ -314,7 +314,7 @@ TEST(Nodes, CannotHaveATorchNewCheckpoint_F25) {
 }
 
 // Does not show rank 0's probe before it was asked for it some times.
-class LateStore final : public testing::ForwardingStore {
+class LateStore final : public testing_support::ForwardingStore {
  public:
   LateStore(std::shared_ptr<Store> inner, int refusals)
       : ForwardingStore(std::move(inner)), refusals_(refusals) {}
@@ -373,7 +373,7 @@ TEST(Nodes, NothingIsLeftOnTheirDisks) {
     const std::string disks[] = {root + "/" + name + "0", root + "/" + name + "1"};
     const auto save_there = [&] {
       run_ranks(3, [&](Group& group) {
-        const auto disk = std::make_shared<testing::ToldLateStore>(
+        const auto disk = std::make_shared<testing_support::ToldLateStore>(
             posix_store(disks[group.rank() / 2]), shows_late);
         save(state_of(Cut::flat, group.rank(), 3), Location(disk, "step4"), options_for(kind),
              group);

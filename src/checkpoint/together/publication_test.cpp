@@ -11,7 +11,7 @@ namespace {
 using namespace testing_support;
 
 // Does not show the published directory before it was asked for it some times.
-class LateDirectory final : public testing::ForwardingStore {
+class LateDirectory final : public testing_support::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   [[nodiscard]] bool exists(std::string_view name) const override {

@@ -16,13 +16,13 @@ namespace {
 
 using Slot = torch_file::Writer::Slot;
 
-constexpr std::size_t kWindow = 1 << 20;  // bytes
+constexpr std::size_t kSharedWindow = 1 << 20;  // bytes
 
 // Padding between parameters.
 WrittenSum write_filling(const ArchivePart& part, DType dtype, const RunTarget& target) {
   WrittenSum sum;
   const std::size_t element = size_of(dtype);
-  const auto step = static_cast<std::int64_t>(kWindow / element);
+  const auto step = static_cast<std::int64_t>(kSharedWindow / element);
   std::uint64_t at = target.begin;
   for (std::int64_t done = 0; done < part.count; done += step) {
     const std::vector<std::byte> bytes =
@@ -39,7 +39,7 @@ WrittenSum write_filling(const ArchivePart& part, DType dtype, const RunTarget& 
 WrittenSum write_value(const Slot& slot, ByteSink& sink) {
   if (slot.storage) {
     std::vector<std::byte> scratch(
-        static_cast<std::size_t>(std::clamp<std::uint64_t>(slot.size, 16, kWindow)));
+        static_cast<std::size_t>(std::clamp<std::uint64_t>(slot.size, 16, kSharedWindow)));
     const std::uint32_t crc =
         write_storage(sink, slot.offset, *slot.storage, scratch, [](std::size_t) {});
     return {slot.size, crc32_term(crc, slot.size, 0)};

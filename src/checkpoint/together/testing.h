@@ -197,7 +197,7 @@ class FailingDirectory final : public NewDirectory {
 };
 
 // A store whose calls fail from a given one on, on one rank.
-class FailingStore final : public testing::ForwardingStore {
+class FailingStore final : public testing_support::ForwardingStore {
  public:
   FailingStore(std::shared_ptr<Store> inner, std::shared_ptr<Fault> fault)
       : ForwardingStore(std::move(inner)), fault_(std::move(fault)) {}

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kOperation = "sending parts of a checkpoint";
+constexpr const char* kTravelling = "sending parts of a checkpoint";
 constexpr std::size_t kRound = 8 << 20;  // bytes of all ranks that are under way at once, about
 constexpr std::size_t kLeast = 1 << 10, kMost = 4 << 20;  // of one rank
 
@@ -156,14 +156,15 @@ void travel(Group& group, const Travel& how) {
       return MessageWriter().count(round.is_last ? 1 : 0).take();
     };
     is_last =
-        MessageReader(confer(group, kOperation, {contribute, side_by_side, conclude})).count() == 1;
+        MessageReader(confer(group, kTravelling, {contribute, side_by_side, conclude})).count() ==
+        1;
     if (how.to_rank_zero) {
       arrived = by_maker.empty() ? Bytes() : std::move(by_maker.front());
     } else {
       arrived = group.scatter(by_maker);
     }
   }
-  agree(group, kOperation, [&] { receive_all(how, arrived); });
+  agree(group, kTravelling, [&] { receive_all(how, arrived); });
 }
 
 }  // namespace tessera

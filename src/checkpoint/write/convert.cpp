@@ -178,11 +178,11 @@ ConvertReport finished_report(const std::vector<Leaf>& leaves, const Destination
 }
 
 // Where the target comes into being.
-struct Place {
+struct TargetPlace {
   LockedFd lock;  // one conversion at a time into a directory that is not replaced whole
   NewDirectories made;
 
-  explicit Place(const Destination& where) : made(where.store ? "." : where.directory) {
+  explicit TargetPlace(const Destination& where) : made(where.store ? "." : where.directory) {
     if (where.store) return;
     if (where.publishing == Publishing::marker) {
       make_directories(where.directory);
@@ -295,7 +295,7 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   const Destination where = destination_of(target, options);
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);
-  Place place(where);
+  TargetPlace place(where);
   const auto hold = where.store ? where.store->hold() : nullptr;
   Output output(checkpoint, leaves, where, options);
   if (output.is_finished()) {

@@ -16,7 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 
-const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
 const char* const kIndex = "/model.safetensors.index.json";
 const char* const kFirst = "/model-00001-of-00002.safetensors";
 const char* const kSecond = "/model-00002-of-00002.safetensors";
@@ -25,10 +24,6 @@ void patch(const std::string& path, const std::string& from, const std::string& 
   std::string text = text_of(path);
   ASSERT_NE(text.find(from), std::string::npos);
   write_text(path, text.replace(text.find(from), from.size(), to));
-}
-
-ErrorCode open_code(const std::string& path) {
-  return code_of([&] { (void)Checkpoint::open(path); });
 }
 
 // The consolidated files come with the ranks' own in a folder: those are not counted again.

@@ -55,10 +55,6 @@ struct Base {
 };
 constexpr std::array<Base, 2> kBases = {{{'b', "01_", 2}, {'x', "0123456789abcdefABCDEF_", 16}}};
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
 // Takes characters off the front of `rest` while `fits`, and says how many.
 template <typename Fits>
 std::size_t take(std::string_view& rest, Fits fits) {

@@ -24,9 +24,9 @@ std::string fault_of(std::string_view name) {
 }
 
 // Receives the JSON. A member that returns false stops the parser; `error` says why.
-class Handler : public NumbersAsText {
+class IndexHandler : public NumbersAsText {
  public:
-  explicit Handler(Index& index) : index_(index) {}
+  explicit IndexHandler(Index& index) : index_(index) {}
 
   bool Null() { return scalar("null"); }
   bool Bool(bool) { return scalar("a boolean"); }
@@ -111,7 +111,7 @@ class Handler : public NumbersAsText {
 
 Index read_index(ByteView text) {
   Index index;
-  Handler handler(index);
+  IndexHandler handler(index);
   const auto fail = [&](ErrorCode code, const std::string& what, std::size_t at) {
     Error error(code, "safetensors index: " + what);
     if (!handler.key().empty()) error.at_key(handler.key());

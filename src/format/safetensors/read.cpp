@@ -18,9 +18,9 @@ constexpr int kMaxSkipDepth = 64;
 constexpr const char* kMetadata = "__metadata__";
 
 // Receives the header's JSON. A member that returns false stops the parser; `error` says why.
-class Handler : public NumbersAsText {
+class HeaderHandler : public NumbersAsText {
  public:
-  explicit Handler(Header& header) : header_(header) {}
+  explicit HeaderHandler(Header& header) : header_(header) {}
 
   bool Null() {
     return skipping() || (where_ == Where::metadata && leave(Where::names)) || refuse("null");
@@ -227,7 +227,7 @@ class Handler : public NumbersAsText {
 };
 
 void parse(ByteView bytes, const ByteSource& source, Header& header) {
-  Handler handler(header);
+  HeaderHandler handler(header);
   const auto fail = [&](ErrorCode code, std::string what, std::size_t at) {
     Error error(code, "safetensors header: " + std::move(what));
     if (!handler.key().empty()) error.at_key(handler.key());

@@ -7,12 +7,12 @@ namespace {
 
 using Kind = Value::Kind;
 
-constexpr std::string_view kPackage = "torch.distributed._shard";
+constexpr std::string_view kShardPackage = "torch.distributed._shard";
 constexpr std::size_t kStateParts = 5;
 
 // Null: it has none.
 const Value* pickled_state(const Object& object) {
-  const bool is_tensor = !is_global(object.callable, kPackage, "ShardedTensor");
+  const bool is_tensor = !is_global(object.callable, kShardPackage, "ShardedTensor");
   if (is_tensor) return &object.arguments.items()[3];
   return object.state ? &*object.state : nullptr;  // torch up to 1.12: not a Tensor
 }
@@ -60,8 +60,8 @@ Piece shard_piece(const Value& shard, const Tensor& whole, const Rank& rank) {
 }  // namespace
 
 bool is_sharded_tensor(const Value& value) {
-  if (is_instance(value, kPackage, "ShardedTensor")) return value.as_object().by_new;
-  return is_rebuilt_as(value, kPackage, "ShardedTensor");
+  if (is_instance(value, kShardPackage, "ShardedTensor")) return value.as_object().by_new;
+  return is_rebuilt_as(value, kShardPackage, "ShardedTensor");
 }
 
 Tensor read_sharded_tensor(const Value& value, const Rank& rank) {

@@ -22,10 +22,9 @@ namespace {
 
 using Kind = Value::Kind;
 
-constexpr std::uint64_t kPickleCap = 1U << 30;  // bytes
-constexpr std::uint64_t kTextCap = 64;          // bytes of version and byteorder
-constexpr std::uint64_t kNewestVersion = 10;    // of the archive format, as PyTorch reads
-constexpr std::size_t kNameCap = 4096;          // bytes of an entry's name
+constexpr std::uint64_t kTextCap = 64;        // bytes of version and byteorder
+constexpr std::uint64_t kNewestVersion = 10;  // of the archive format, as PyTorch reads
+constexpr std::size_t kNameCap = 4096;        // bytes of an entry's name
 constexpr std::uint64_t kTarMagicOffset = 257;
 
 // The shard lists of F-04: what a ShardedTensor says of all ranks.
@@ -48,10 +47,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kOthers =
     {"archive_format", "an archive of torch.export"},
 }};
 constexpr std::uint64_t kDirectoryReach = 1 << 20;  // bytes at the end in which they are looked for
-
-[[noreturn]] void corrupt(std::string what) {
-  throw Error(ErrorCode::corrupt, std::move(what));
-}
 
 // Says what a file is that is not a readable zip archive; returns when it has nothing better to
 // say.

@@ -95,13 +95,13 @@ void require_inside(const View& view, DType dtype, std::uint64_t storage_size) {
   }
 }
 
+void corrupt(std::string what) {
+  throw Error(ErrorCode::corrupt, std::move(what));
+}
+
 namespace {
 
 using Kind = Value::Kind;
-
-[[noreturn]] void corrupt(std::string what) {
-  throw Error(ErrorCode::corrupt, std::move(what));
-}
 
 Shape shape_of(const Value& value) {
   if (!value.is(Kind::tuple)) corrupt("a tensor's size or stride is not a tuple");

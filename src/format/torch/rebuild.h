@@ -14,7 +14,10 @@
 namespace tessera::torch_file {
 
 inline constexpr std::string_view kUntyped = "UntypedStorage";
-inline constexpr std::size_t kMaxDimensions = 64;  // as torch
+inline constexpr std::size_t kMaxDimensions = 64;      // as torch
+inline constexpr std::uint64_t kPickleCap = 1U << 30;  // bytes of a pickle that are read
+
+[[noreturn]] void corrupt(std::string what);
 
 // Storage classes without a dtype of ours (UntypedStorage, the quantized ones) are kept by name;
 // `dtype` then only gives the size of what they count.

@@ -16,7 +16,6 @@ namespace {
 using Kind = Value::Kind;
 
 constexpr std::uint64_t kFirstWindow = 64 << 10;  // bytes read in the hope of a whole pickle
-constexpr std::uint64_t kPickleCap = 1U << 30;    // bytes
 constexpr std::int64_t kProtocol = 1001;          // of the stream; there was never another
 constexpr std::array<unsigned char, 10> kMagic = {0x6c, 0xfc, 0x9c, 0x46, 0xf9,
                                                   0x20, 0x6a, 0xa8, 0x50, 0x19};

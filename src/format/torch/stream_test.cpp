@@ -18,7 +18,7 @@ using Bytes = std::vector<std::byte>;
 
 const char* const kStream = "checkpoints/stream.pt";
 
-ErrorCode code_of(Bytes bytes) {
+ErrorCode stream_code(Bytes bytes) {
   const auto [code, threw] = test::thrown([&] { (void)read(test::source(std::move(bytes))); });
   EXPECT_TRUE(threw);
   return code;
@@ -58,8 +58,8 @@ TEST(TorchStream, PartsOfStorages) {
 // P28
 TEST(TorchStream, AnotherMagicVersionOrByteOrderIsRefused) {
   const Bytes good = test::golden(kStream);
-  EXPECT_EQ(code_of(replaced(good, "\x6c\xfc", "\x6c\xfd")), ErrorCode::corrupt);
-  EXPECT_EQ(code_of(replaced(good, "M\xe9\x03.", "M\xea\x03.")), ErrorCode::unsupported);
+  EXPECT_EQ(stream_code(replaced(good, "\x6c\xfc", "\x6c\xfd")), ErrorCode::corrupt);
+  EXPECT_EQ(stream_code(replaced(good, "M\xe9\x03.", "M\xea\x03.")), ErrorCode::unsupported);
   const Bytes big = [&] {
     const std::string_view key = "little_endian";
     Bytes bytes = good;
@@ -69,14 +69,14 @@ TEST(TorchStream, AnotherMagicVersionOrByteOrderIsRefused) {
     *at = std::byte{0x89};
     return bytes;
   }();
-  EXPECT_EQ(code_of(big), ErrorCode::unsupported);
-  EXPECT_EQ(code_of(replaced(good, "little_endian", "little_indian")), ErrorCode::corrupt);
+  EXPECT_EQ(stream_code(big), ErrorCode::unsupported);
+  EXPECT_EQ(stream_code(replaced(good, "little_endian", "little_indian")), ErrorCode::corrupt);
 }
 
 TEST(TorchStream, EveryTruncationIsRefused) {
   const Bytes good = test::golden(kStream);
   for (std::size_t size = 1; size < good.size(); ++size) {
-    EXPECT_EQ(code_of(Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size))),
+    EXPECT_EQ(stream_code(Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size))),
               ErrorCode::incomplete)
         << size;
   }
@@ -85,12 +85,13 @@ TEST(TorchStream, EveryTruncationIsRefused) {
 TEST(TorchStream, StoragesMustBeThoseOfTheTree) {
   Bytes more = test::golden(kStream);
   more.push_back(std::byte{0});
-  EXPECT_EQ(code_of(more), ErrorCode::unsupported);
+  EXPECT_EQ(stream_code(more), ErrorCode::unsupported);
   const Bytes first = test::golden("checkpoints/stream_first.pt");
   Bytes count = first;  // the number of elements before the 24 bytes at the end
   count[first.size() - 32] = std::byte{5};
-  EXPECT_EQ(code_of(count), ErrorCode::corrupt);
-  EXPECT_EQ(code_of(replaced(first, "X\x01\0\0\0"sv, "X\x01\0\0\x01"sv)), ErrorCode::incomplete);
+  EXPECT_EQ(stream_code(count), ErrorCode::corrupt);
+  EXPECT_EQ(stream_code(replaced(first, "X\x01\0\0\0"sv, "X\x01\0\0\x01"sv)),
+            ErrorCode::incomplete);
 }
 
 }  // namespace

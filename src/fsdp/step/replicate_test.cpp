@@ -281,7 +281,7 @@ TEST(UnevenMicroBatches, BringBuffersOfTheFirstRankOncePerStep) {
 // Ranks of hosts ----------------------------------------------------------------------------------
 
 // Tells when this rank has said what it knows.
-class TellingGroup final : public testing::ForwardingGroup {
+class TellingGroup final : public testing_support::ForwardingGroup {
  public:
   TellingGroup(std::unique_ptr<Group> inner, std::promise<void>& said)
       : ForwardingGroup(*inner), owned_(std::move(inner)), said_(said) {}

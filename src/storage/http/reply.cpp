@@ -29,14 +29,6 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-std::string lowered(std::string_view text) {
-  std::string result(text);
-  std::ranges::transform(result, result.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
-  return result;
-}
-
 template <typename Number>
 std::optional<Number> parse_number(std::string_view text) {
   Number number = 0;

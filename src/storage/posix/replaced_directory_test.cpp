@@ -62,7 +62,7 @@ void write(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-std::string content(const std::string& path) {
+std::string text_in(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
 }
@@ -89,7 +89,7 @@ TEST(ReplacedDirectory, AppearsAtCommitOnly) {
   EXPECT_FALSE(fs::exists(path));
   EXPECT_TRUE(target.working().starts_with(path + "-tmp-"));
   target.commit();
-  EXPECT_EQ(content(path + "/model/rank0.pt"), "new");
+  EXPECT_EQ(text_in(path + "/model/rank0.pt"), "new");
   EXPECT_EQ(entries(directory.path() + "/a"), 1U);
   EXPECT_EQ(code_of([&] { target.commit(); }), ErrorCode::invalid_argument);
 }
@@ -102,7 +102,7 @@ TEST(ReplacedDirectory, WithoutCommitNothingChanges) {
     write(target.working() + "/new", "new");
   }
   EXPECT_EQ(entries(directory.path()), 1U);
-  EXPECT_EQ(content(directory.path() + "/step1/old"), "old");
+  EXPECT_EQ(text_in(directory.path() + "/step1/old"), "old");
 }
 
 TEST(ReplacedDirectory, WhatAKilledProcessLeftIsRemovedByTheNext) {
@@ -124,9 +124,9 @@ TEST(ReplacedDirectory, ReplacesTheWholeDirectory) {
   write(path + "/model/old", "old");
   ReplacedDirectory target(path, IfExists::replace);
   write(target.working() + "/new", "new");
-  EXPECT_EQ(content(path + "/model/old"), "old");
+  EXPECT_EQ(text_in(path + "/model/old"), "old");
   target.commit();
-  EXPECT_EQ(content(path + "/new"), "new");
+  EXPECT_EQ(text_in(path + "/new"), "new");
   EXPECT_FALSE(fs::exists(path + "/model"));
   EXPECT_EQ(entries(directory.path()), 1U);
 }
@@ -151,12 +151,12 @@ TEST(ReplacedDirectory, WhatIsNotReplacedIsThereBeforeAndAfter) {
   const auto notes = inode("notes.txt");
   target.commit(is_replaced);
   for (const char* name : {"notes.txt", "eval/a/result", "model/notes"})
-    EXPECT_EQ(content(path + "/" + name), name);
+    EXPECT_EQ(text_in(path + "/" + name), name);
   EXPECT_EQ(inode("notes.txt"), notes);  // a writer that has it open goes on with the same file
   EXPECT_EQ(fs::read_symlink(path + "/link"), "notes.txt");
   EXPECT_TRUE(fs::is_directory(path + "/empty"));
   EXPECT_EQ(fs::status(path + "/eval").permissions(), fs::perms(0750));
-  EXPECT_EQ(content(path + "/new") + content(path + "/same"), "newnew");
+  EXPECT_EQ(text_in(path + "/new") + text_in(path + "/same"), "newnew");
   EXPECT_FALSE(fs::exists(path + "/old"));
   EXPECT_FALSE(fs::exists(path + "/model/old"));
   EXPECT_EQ(entries(directory.path()), 1U);
@@ -167,7 +167,7 @@ TEST(ReplacedDirectory, WithoutCommitWhatIsNotReplacedStays) {
   const std::string path = directory.path() + "/step1";
   write(path + "/notes", "mine");
   { const ReplacedDirectory target(path, IfExists::replace); }
-  EXPECT_EQ(content(path + "/notes"), "mine");
+  EXPECT_EQ(text_in(path + "/notes"), "mine");
 }
 
 TEST(ReplacedDirectory, WhatIsThereIsKept) {
@@ -194,12 +194,12 @@ TEST(ReplacedDirectory, AnEmptyDirectoryIsTaken) {
     write(path + "/other", "other");
     EXPECT_EQ(code_of([&] { target.commit(); }), ErrorCode::already_exists);
   }
-  EXPECT_EQ(content(path + "/other"), "other");
+  EXPECT_EQ(text_in(path + "/other"), "other");
   fs::remove(path + "/other");
   ReplacedDirectory target(path, IfExists::fail);
   write(target.working() + "/new", "new");
   target.commit();
-  EXPECT_EQ(content(path + "/new"), "new");
+  EXPECT_EQ(text_in(path + "/new"), "new");
 }
 
 TEST(ReplacedDirectory, SomebodyElseWasFaster) {
@@ -209,7 +209,7 @@ TEST(ReplacedDirectory, SomebodyElseWasFaster) {
   write(target.working() + "/new", "new");
   write(path + "/other", "other");
   EXPECT_EQ(code_of([&] { target.commit(); }), ErrorCode::already_exists);
-  EXPECT_EQ(content(path + "/other"), "other");
+  EXPECT_EQ(text_in(path + "/other"), "other");
 }
 
 TEST(ReplacedDirectory, InTwoStepsWhereNamesCannotBeExchanged) {
@@ -218,8 +218,8 @@ TEST(ReplacedDirectory, InTwoStepsWhereNamesCannotBeExchanged) {
   write(path + "/old", "old");
   write(path + "-tmp-1/new", "new");
   const std::string aside = exchange_in_two_steps(path + "-tmp-1", path);
-  EXPECT_EQ(content(path + "/new"), "new");
-  EXPECT_EQ(content(aside + "/old"), "old");
+  EXPECT_EQ(text_in(path + "/new"), "new");
+  EXPECT_EQ(text_in(aside + "/old"), "old");
   EXPECT_TRUE(aside.starts_with(path + ".old-"));
   // Killed between the two steps: the old one is found under its other name.
   fs::remove_all(path);

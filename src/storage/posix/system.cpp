@@ -30,7 +30,7 @@ namespace tessera {
 namespace {
 
 // Whether the directory is there. Throws for something else under its name.
-bool is_there(const std::string& directory) {
+bool is_directory(const std::string& directory) {
   struct stat status {};
   if (::stat(directory.c_str(), &status) != 0) return false;
   if (S_ISDIR(status.st_mode)) return true;
@@ -310,7 +310,7 @@ void sync_directory(const std::string& directory) {
 }
 
 void make_directories(const std::string& directory) {
-  if (directory.empty() || is_there(directory)) return;
+  if (directory.empty() || is_directory(directory)) return;
   const std::string parent = std::filesystem::path(directory).parent_path().string();
   if (parent != directory) make_directories(parent);
   if (::mkdir(directory.c_str(), 0777) != 0) {

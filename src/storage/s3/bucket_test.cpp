@@ -16,17 +16,17 @@
 namespace tessera::s3 {
 namespace {
 
-std::string answer(const std::string& status, const std::string& body,
-                   const std::string& headers = {}) {
+std::string bucket_answer(const std::string& status, const std::string& body,
+                          const std::string& headers = {}) {
   return "HTTP/1.1 " + status + "\r\nConnection: close\r\nx-amz-request-id: REQ7\r\n" + headers +
          "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 std::string error_body(const std::string& code) {
   return "<Error><Code>" + code + "</Code><Message>so it is</Message></Error>";
 }
-std::string refusal(const std::string& status, const std::string& code,
-                    const std::string& headers = {}) {
-  return answer(status, error_body(code), headers);
+std::string bucket_refusal(const std::string& status, const std::string& code,
+                           const std::string& headers = {}) {
+  return bucket_answer(status, error_body(code), headers);
 }
 // Of a HEAD: a length without a body.
 std::string head_answer(const std::string& attempt, std::size_t size = 5) {
@@ -37,10 +37,10 @@ std::string refusal_of_head(const std::string& status) {
   return "HTTP/1.1 " + status + "\r\nConnection: close\r\n\r\n";
 }
 const std::string kDone =
-    answer("200 OK", "", "ETag: \"e\"\r\nx-amz-checksum-crc32: NhCmhg==\r\n");  // of "hello"
-const std::string kPartDone = answer("200 OK", "", "ETag: \"e\"\r\n");
-const std::string kCompleted =
-    answer("200 OK", "<CompleteMultipartUploadResult><Key>k</Key></CompleteMultipartUploadResult>");
+    bucket_answer("200 OK", "", "ETag: \"e\"\r\nx-amz-checksum-crc32: NhCmhg==\r\n");  // of "hello"
+const std::string kPartDone = bucket_answer("200 OK", "", "ETag: \"e\"\r\n");
+const std::string kCompleted = bucket_answer(
+    "200 OK", "<CompleteMultipartUploadResult><Key>k</Key></CompleteMultipartUploadResult>");
 const std::string kOurs(ScriptedServer::kAttempt);
 const std::string kMissing = refusal_of_head("404 Not Found");
 
@@ -84,15 +84,15 @@ class S3Answers : public testing::Test {
 };
 
 TEST_F(S3Answers, AnExpiredTokenIsAskedForAnew_O15) {
-  bucket({refusal("400 Bad Request", "ExpiredToken"), kDone});
+  bucket({bucket_refusal("400 Bad Request", "ExpiredToken"), kDone});
   EXPECT_EQ(put_hello(), Written::done);
   EXPECT_EQ(server_->requests().size(), 2U);
 }
 
 TEST_F(S3Answers, ASkewedClockIsSetByTheServer_O15) {
-  bucket(
-      {refusal("403 Forbidden", "RequestTimeTooSkewed", "Date: Wed, 25 Nov 2043 03:00:00 GMT\r\n"),
-       kDone});
+  bucket({bucket_refusal("403 Forbidden", "RequestTimeTooSkewed",
+                         "Date: Wed, 25 Nov 2043 03:00:00 GMT\r\n"),
+          kDone});
   EXPECT_EQ(put_hello(), Written::done);
   EXPECT_FALSE(has(0, "20431125T0"));
   EXPECT_TRUE(has(1, "20431125T0"));
@@ -101,9 +101,10 @@ TEST_F(S3Answers, ASkewedClockIsSetByTheServer_O15) {
 // The answer to a HEAD has no body that says why it is refused: a GET is asked, and then again.
 TEST_F(S3Answers, WhatAHeadIsRefusedForIsMendedToo_O15) {
   const std::string skewed = "Date: Wed, 25 Nov 2043 03:00:00 GMT\r\n";
-  const std::string byte = answer("206 Partial Content", "h", "Content-Range: bytes 0-0/5\r\n");
+  const std::string byte =
+      bucket_answer("206 Partial Content", "h", "Content-Range: bytes 0-0/5\r\n");
   bucket({refusal_of_head("403 Forbidden"),
-          refusal("403 Forbidden", "RequestTimeTooSkewed", skewed), byte, head_answer("a")});
+          bucket_refusal("403 Forbidden", "RequestTimeTooSkewed", skewed), byte, head_answer("a")});
   EXPECT_EQ(bucket_->head("k")->attempt, "a");
   EXPECT_TRUE(has(1, "GET /b/k "));
   EXPECT_FALSE(has(1, "20431125T0"));
@@ -111,25 +112,25 @@ TEST_F(S3Answers, WhatAHeadIsRefusedForIsMendedToo_O15) {
   EXPECT_TRUE(has(3, "HEAD /b/k "));
   EXPECT_TRUE(has(3, "20431125T0"));
 
-  bucket({refusal_of_head("400 Bad Request"), refusal("400 Bad Request", "ExpiredToken"), byte,
-          head_answer("a")});
+  bucket({refusal_of_head("400 Bad Request"), bucket_refusal("400 Bad Request", "ExpiredToken"),
+          byte, head_answer("a")});
   EXPECT_EQ(bucket_->head("k")->attempt, "a");
   bucket({refusal_of_head("403 Forbidden"),
-          refusal("403 Forbidden", "RequestTimeTooSkewed", skewed),
-          refusal("416 Range Not Satisfiable", "InvalidRange"), head_answer("a", 0)});
+          bucket_refusal("403 Forbidden", "RequestTimeTooSkewed", skewed),
+          bucket_refusal("416 Range Not Satisfiable", "InvalidRange"), head_answer("a", 0)});
   EXPECT_EQ(bucket_->head("k")->size, 0U);
 }
 
 TEST_F(S3Answers, AHeadThatIsRefusedTellsWhy_O30) {
-  bucket({refusal_of_head("403 Forbidden"), refusal("403 Forbidden", "InvalidAccessKeyId")});
+  bucket({refusal_of_head("403 Forbidden"), bucket_refusal("403 Forbidden", "InvalidAccessKeyId")});
   const std::string text = error_of([&] { (void)bucket_->head("k"); }).what();
   for (const char* told : {"HEAD ", "403", "InvalidAccessKeyId: so it is", "s3:ListBucket"})
     EXPECT_NE(text.find(told), std::string::npos) << told << " in " << text;
 }
 
 TEST_F(S3Answers, AnotherRegionIsTriedOnce_O16) {
-  const std::string elsewhere =
-      refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n");
+  const std::string elsewhere = bucket_refusal("301 Moved Permanently", "PermanentRedirect",
+                                               "x-amz-bucket-region: eu-west-1\r\n");
   bucket({elsewhere, kDone, kDone});
   EXPECT_EQ(put_hello(), Written::done);
   EXPECT_EQ(put_hello(), Written::done);  // remembered
@@ -137,15 +138,15 @@ TEST_F(S3Answers, AnotherRegionIsTriedOnce_O16) {
   EXPECT_TRUE(has(1, "/eu-west-1/s3/"));
   EXPECT_TRUE(has(2, "/eu-west-1/s3/"));
 
-  bucket(
-      {elsewhere,
-       refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-2\r\n"),
-       kMissing});
+  bucket({elsewhere,
+          bucket_refusal("301 Moved Permanently", "PermanentRedirect",
+                         "x-amz-bucket-region: eu-west-2\r\n"),
+          kMissing});
   EXPECT_EQ(code_of([&] { (void)put_hello(); }), ErrorCode::io);
 }
 
 TEST_F(S3Answers, ABodyThatIsDamagedThreeTimesIsCorrupt_O23) {
-  const std::string bad = refusal("400 Bad Request", "BadDigest");
+  const std::string bad = bucket_refusal("400 Bad Request", "BadDigest");
   bucket({bad, bad, kDone});
   EXPECT_EQ(put_hello(), Written::done);
   bucket({bad, bad, bad, kMissing});
@@ -155,7 +156,7 @@ TEST_F(S3Answers, ABodyThatIsDamagedThreeTimesIsCorrupt_O23) {
 }
 
 TEST_F(S3Answers, ADenialNamesTheVerbThatIsLacking_O30) {
-  const Bucket& denying = bucket({refusal("403 Forbidden", "AccessDenied")});
+  const Bucket& denying = bucket({bucket_refusal("403 Forbidden", "AccessDenied")});
   const Error error = error_of([&] { (void)put_hello(); });
   EXPECT_EQ(error.path(), denying.path_of("k"));
   const std::string text = error.what();
@@ -168,11 +169,11 @@ TEST_F(S3Answers, ADenialNamesTheVerbThatIsLacking_O30) {
 
 TEST_F(S3Answers, AnErrorInsideOfA200IsOne_O09) {
   const std::vector<CompletedPart> parts = {{.number = 1, .etag = "\"e\"", .crc32 = {}}};
-  const std::string again = answer("200 OK", error_body("InternalError"));
+  const std::string again = bucket_answer("200 OK", error_body("InternalError"));
   const auto complete = [&] { return bucket_->complete({"k", "id"}, parts, {}, {"k", "a", 5}); };
   bucket({again, again, kCompleted});
   EXPECT_EQ(complete(), Written::done);
-  bucket({answer("200 OK", error_body("InvalidPart")), kMissing});
+  bucket({bucket_answer("200 OK", error_body("InvalidPart")), kMissing});
   EXPECT_EQ(code_of([&] { (void)complete(); }), ErrorCode::io);
 }
 
@@ -181,12 +182,16 @@ TEST_F(S3Answers, AnAnswerThatIsNoneIsNoSuccess_O09) {
   const std::vector<CompletedPart> parts = {{.number = 1, .etag = "\"e\"", .crc32 = {}}};
   const auto complete = [&] { return bucket_->complete({"k", "id"}, parts, {}, {"k", "a", 5}); };
   for (const std::string& strange :
-       {answer("200 OK", ""), answer("204 No Content", ""), answer("200 OK", "<html>wait</html>"),
-        answer("200 OK", "   <Error><Code>InternalErr"), answer("200 OK", "<CompleteMultipartUplo"),
-        answer("200 OK", "<CompleteMultipartUploadResult><Key>k</Key>"),
-        answer("200 OK",
-               "<CompleteMultipartUploadResult><Key>l</Key></CompleteMultipartUploadResult>"),
-        answer("200 OK", "<CompleteMultipartUploadResults></CompleteMultipartUploadResults>")}) {
+       {bucket_answer("200 OK", ""), bucket_answer("204 No Content", ""),
+        bucket_answer("200 OK", "<html>wait</html>"),
+        bucket_answer("200 OK", "   <Error><Code>InternalErr"),
+        bucket_answer("200 OK", "<CompleteMultipartUplo"),
+        bucket_answer("200 OK", "<CompleteMultipartUploadResult><Key>k</Key>"),
+        bucket_answer(
+            "200 OK",
+            "<CompleteMultipartUploadResult><Key>l</Key></CompleteMultipartUploadResult>"),
+        bucket_answer("200 OK",
+                      "<CompleteMultipartUploadResults></CompleteMultipartUploadResults>")}) {
     bucket({strange, kCompleted});
     EXPECT_EQ(complete(), Written::done) << strange;
     bucket({strange, strange, strange, head_answer("a")});
@@ -201,10 +206,10 @@ TEST_F(S3Answers, AnAnswerThatIsNoneIsNoSuccess_O09) {
 }
 
 TEST_F(S3Answers, ABodyIsWrittenWhereTheServerSaysItOrHasIt_O09) {
-  const std::string html = answer("200 OK", "<html></html>", "ETag: \"e\"\r\n");
+  const std::string html = bucket_answer("200 OK", "<html></html>", "ETag: \"e\"\r\n");
   const std::string of_others =
-      answer("200 OK", "", "ETag: \"e\"\r\nx-amz-checksum-crc32: AAAAAA==\r\n");
-  const std::string empty = answer("200 OK", "");
+      bucket_answer("200 OK", "", "ETag: \"e\"\r\nx-amz-checksum-crc32: AAAAAA==\r\n");
+  const std::string empty = bucket_answer("200 OK", "");
   for (const std::string& strange : {html, of_others, empty}) {
     bucket({strange, kDone});
     EXPECT_EQ(put_hello(), Written::done) << strange;
@@ -225,11 +230,11 @@ TEST_F(S3Answers, ABodyIsWrittenWhereTheServerSaysItOrHasIt_O09) {
 TEST_F(S3Answers, ACopyIsThereWhereItsAnswerIsNone_O09) {
   const CopiedObject from{.bucket = "b", .key = "f", .etag = "\"e\""};
   const auto copy = [&] { bucket_->copy(from, {"k", "a", 5}); };
-  const std::string html = answer("200 OK", "<html></html>");
+  const std::string html = bucket_answer("200 OK", "<html></html>");
   const std::string copied =
-      answer("200 OK", "<CopyObjectResult><ETag>\"e\"</ETag></CopyObjectResult>");
+      bucket_answer("200 OK", "<CopyObjectResult><ETag>\"e\"</ETag></CopyObjectResult>");
   const std::string another =
-      answer("200 OK", "<CopyObjectResult><ETag>\"f\"</ETag></CopyObjectResult>");
+      bucket_answer("200 OK", "<CopyObjectResult><ETag>\"f\"</ETag></CopyObjectResult>");
   bucket({html, copied});
   copy();
   bucket({html, html, html, head_answer("a")});
@@ -243,37 +248,37 @@ TEST_F(S3Answers, ACopyIsThereWhereItsAnswerIsNone_O09) {
 }
 
 TEST_F(S3Answers, OtherRequestsTakeNoPageOfAProxy_O09) {
-  const std::string html = answer("200 OK", "<html></html>");
-  bucket({html, answer("200 OK", "<ListBucketResult></ListBucketResult>")});
+  const std::string html = bucket_answer("200 OK", "<html></html>");
+  bucket({html, bucket_answer("200 OK", "<ListBucketResult></ListBucketResult>")});
   bucket_->list("", false, [](const Listing&) {});
   bucket({html, html, html});
   EXPECT_EQ(code_of([&] { bucket_->list("", false, [](const Listing&) {}); }), ErrorCode::corrupt);
-  bucket({html, answer("204 No Content", "")});
+  bucket({html, bucket_answer("204 No Content", "")});
   bucket_->remove("k");
   bucket({html, html, html});
   EXPECT_EQ(code_of([&] { bucket_->remove("k"); }), ErrorCode::corrupt);
   const std::string of_another =
-      answer("200 OK",
-             "<InitiateMultipartUploadResult><Key>l</Key><UploadId>1</UploadId>"
-             "</InitiateMultipartUploadResult>");
+      bucket_answer("200 OK",
+                    "<InitiateMultipartUploadResult><Key>l</Key><UploadId>1</UploadId>"
+                    "</InitiateMultipartUploadResult>");
   bucket({of_another, of_another, of_another});
   EXPECT_EQ(code_of([&] { (void)bucket_->create_upload("k", "a", PartsAre::sent); }),
             ErrorCode::corrupt);
   std::vector<std::byte> out(5);
   const ObjectState version{.size = 5, .etag = "\"e\"", .attempt = {}, .version = {}};
-  bucket({answer("200 OK", "hello")});
+  bucket({bucket_answer("200 OK", "hello")});
   EXPECT_EQ(code_of([&] { bucket_->read("k", version, 0, MutableByteView(out)); }),
             ErrorCode::corrupt);
 }
 
 TEST_F(S3Answers, AConflictIsTriedAgain_O12) {
-  bucket({refusal("409 Conflict", "ConditionalRequestConflict"), kDone});
+  bucket({bucket_refusal("409 Conflict", "ConditionalRequestConflict"), kDone});
   EXPECT_EQ(put_hello(), Written::done);
 }
 
 // The first request is applied and its answer lost; the second finds what that left.
 TEST_F(S3Answers, ARefusalIsComparedWithWhatWasWritten_O11) {
-  const std::string refused = refusal("412 Precondition Failed", "PreconditionFailed");
+  const std::string refused = bucket_refusal("412 Precondition Failed", "PreconditionFailed");
   bucket({"", refused, head_answer(kOurs)});
   written_sink()->commit();
   bucket({"", refused, head_answer("another")});
@@ -281,10 +286,10 @@ TEST_F(S3Answers, ARefusalIsComparedWithWhatWasWritten_O11) {
 }
 
 TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
-  const std::string created = answer("200 OK",
-                                     "<InitiateMultipartUploadResult><UploadId>id</UploadId>"
-                                     "</InitiateMultipartUploadResult>");
-  const std::string gone = refusal("404 Not Found", "NoSuchUpload");
+  const std::string created = bucket_answer("200 OK",
+                                            "<InitiateMultipartUploadResult><UploadId>id</UploadId>"
+                                            "</InitiateMultipartUploadResult>");
+  const std::string gone = bucket_refusal("404 Not Found", "NoSuchUpload");
   const std::vector<std::byte> bytes(kSmallestPart + 1);
   for (const std::string& attempt : {kOurs, std::string("another")}) {
     std::vector<std::string> answers = {created,   kPartDone, kPartDone,
@@ -312,7 +317,7 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
 // there is no such upload, and the object comes later.
 TEST_F(S3Answers, AnUploadThatIsWorkedOnIsWaitedFor_O10) {
   const std::vector<CompletedPart> parts = {{.number = 1, .etag = "\"e\"", .crc32 = {}}};
-  const std::string gone = refusal("404 Not Found", "NoSuchUpload");
+  const std::string gone = bucket_refusal("404 Not Found", "NoSuchUpload");
   const auto complete = [&](bool is_new) {
     return bucket_->complete({"k", "id"}, parts, {}, {"k", "a", 5, is_new});
   };
@@ -329,11 +334,11 @@ TEST_F(S3Answers, AnUploadThatIsWorkedOnIsWaitedFor_O10) {
 // A copy by the server whose upload somebody has aborted: there is nothing to abort.
 TEST_F(S3Answers, ACopyInPartsThatIsGoneIsNotAborted_O10) {
   bucket({kMissing,
-          answer("200 OK",
-                 "<InitiateMultipartUploadResult><UploadId>id</UploadId>"
-                 "</InitiateMultipartUploadResult>"),
-          kPartDone, answer("200 OK", "<CopyPartResult><ETag>\"e\"</ETag></CopyPartResult>"),
-          refusal("404 Not Found", "NoSuchUpload"), kMissing, kMissing});
+          bucket_answer("200 OK",
+                        "<InitiateMultipartUploadResult><UploadId>id</UploadId>"
+                        "</InitiateMultipartUploadResult>"),
+          kPartDone, bucket_answer("200 OK", "<CopyPartResult><ETag>\"e\"</ETag></CopyPartResult>"),
+          bucket_refusal("404 Not Found", "NoSuchUpload"), kMissing, kMissing});
   const ServerCopy copy{.from = {.bucket = "b", .key = "f", .etag = "\"e\""},
                         .size = kSmallestPart + 1,
                         .to = "k",
@@ -350,9 +355,9 @@ TEST_F(S3Answers, AServerMayWorkForLong_O19) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2500));
     if (request.starts_with("POST")) return Scripted{kCompleted, Then::close};
     const std::string copied = request.find("partNumber") == std::string::npos ? "Object" : "Part";
-    return Scripted{
-        answer("200 OK", "<Copy" + copied + "Result><ETag>\"e\"</ETag></Copy" + copied + "Result>"),
-        Then::close};
+    return Scripted{bucket_answer("200 OK", "<Copy" + copied + "Result><ETag>\"e\"</ETag></Copy" +
+                                                copied + "Result>"),
+                    Then::close};
   });
   HttpOptions options;
   options.slow_for = std::chrono::seconds(1);
@@ -381,23 +386,23 @@ TEST_F(S3Answers, AServerMayWorkForLong_O19) {
 }
 
 TEST_F(S3Answers, AMarkThatIsRefusedDoesNotKeepTheObject_O26) {
-  bucket({refusal("400 Bad Request", "InvalidPart")});
+  bucket({bucket_refusal("400 Bad Request", "InvalidPart")});
   bucket_->mark({"k", "id"}, PartsAre::sent);
   EXPECT_TRUE(has(0, "PUT /b/k?partNumber=10000&uploadId=id "));
 }
 
 TEST_F(S3Answers, APageOfPartsThatComesAgainIsCorrupt_O26) {
   const auto page = [](int part, int next) {
-    return answer("200 OK",
-                  "<ListPartsResult><IsTruncated>true</IsTruncated><NextPartNumberMarker>" +
-                      std::to_string(next) + "</NextPartNumberMarker><Part><PartNumber>" +
-                      std::to_string(part) + "</PartNumber><Size>1</Size></Part>" +
-                      "</ListPartsResult>");
+    return bucket_answer("200 OK",
+                         "<ListPartsResult><IsTruncated>true</IsTruncated><NextPartNumberMarker>" +
+                             std::to_string(next) + "</NextPartNumberMarker><Part><PartNumber>" +
+                             std::to_string(part) + "</PartNumber><Size>1</Size></Part>" +
+                             "</ListPartsResult>");
   };
   bucket({page(1, 1), page(2, 1)});
   EXPECT_EQ(code_of([&] { (void)bucket_->list_parts({"k", "id"}); }), ErrorCode::corrupt);
   EXPECT_TRUE(has(1, "part-number-marker=1"));
-  bucket({refusal("404 Not Found", "NoSuchUpload")});
+  bucket({bucket_refusal("404 Not Found", "NoSuchUpload")});
   EXPECT_TRUE(bucket_->list_parts({"k", "id"}).empty());
 }
 
@@ -405,22 +410,22 @@ TEST_F(S3Answers, ADirtyRangeIsNotTaken_O08) {
   std::vector<std::byte> out(5);
   const ObjectState version{.size = 100, .etag = "\"e\"", .attempt = {}, .version = {}};
   const auto read = [&] { bucket_->read("k", version, 10, MutableByteView(out)); };
-  bucket({answer("206 Partial Content", "hello", "Content-Range: bytes 11-15/100\r\n")});
+  bucket({bucket_answer("206 Partial Content", "hello", "Content-Range: bytes 11-15/100\r\n")});
   EXPECT_EQ(code_of(read), ErrorCode::corrupt);
-  bucket({answer("200 OK", "hello")});
+  bucket({bucket_answer("200 OK", "hello")});
   EXPECT_EQ(code_of(read), ErrorCode::corrupt);
-  bucket({answer("206 Partial Content", "hello",
-                 "ETag: \"f\"\r\nContent-Range: bytes 10-14/100\r\n")});
+  bucket({bucket_answer("206 Partial Content", "hello",
+                        "ETag: \"f\"\r\nContent-Range: bytes 10-14/100\r\n")});
   EXPECT_EQ(code_of(read), ErrorCode::conflict);
-  bucket({answer("206 Partial Content", "hello", "Content-Range: bytes 10-14/100\r\n")});
+  bucket({bucket_answer("206 Partial Content", "hello", "Content-Range: bytes 10-14/100\r\n")});
   read();
 }
 
 TEST_F(S3Answers, APageThatComesAgainEndsTheList) {
   const std::string page =
-      answer("200 OK",
-             "<ListBucketResult><IsTruncated>true</IsTruncated>"
-             "<NextContinuationToken>t</NextContinuationToken></ListBucketResult>");
+      bucket_answer("200 OK",
+                    "<ListBucketResult><IsTruncated>true</IsTruncated>"
+                    "<NextContinuationToken>t</NextContinuationToken></ListBucketResult>");
   bucket({page, page});
   EXPECT_EQ(code_of([&] { bucket_->list("", false, [](const Listing&) {}); }), ErrorCode::corrupt);
 }

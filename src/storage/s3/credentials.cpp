@@ -126,10 +126,6 @@ using std::chrono::system_clock;
   throw Error(ErrorCode::corrupt, "credentials with an Expiration that is no time");
 }
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
 // Of "Z", "+01:00", "-0130" or nothing.
 seconds offset_of(std::string_view zone) {
   if (zone.empty() || zone == "Z") return seconds(0);
@@ -216,11 +212,6 @@ std::string trimmed(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(kBlanks);
   if (begin == std::string_view::npos) return {};
   return std::string(text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin));
-}
-
-std::string lowered(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
 }
 
 std::string path_of(const char* name, const std::string& usual) {

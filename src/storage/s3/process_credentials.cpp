@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostOutput = 1U << 20U;
 // A process that has closed its output ends soon.
-constexpr milliseconds kBetweenLooks{5};
+constexpr milliseconds kBetweenPolls{5};
 
 bool is_blank(char c) {
   return is_one_of(c, ' ', '\t', '\n', '\r');
@@ -133,7 +133,7 @@ class Child {
       is_over_ = ended != 0;
       if (is_over_) return status;
       if (left_until(deadline) == 0) return std::nullopt;
-      std::this_thread::sleep_for(kBetweenLooks);
+      std::this_thread::sleep_for(kBetweenPolls);
     }
   }
 

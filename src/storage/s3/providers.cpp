@@ -197,9 +197,7 @@ std::string container_token() {
 }
 
 bool is_disabled() {
-  std::string value = variable("AWS_EC2_METADATA_DISABLED");
-  std::ranges::transform(value, value.begin(), [](unsigned char c) { return std::tolower(c); });
-  return value == "true";
+  return lowered(variable("AWS_EC2_METADATA_DISABLED")) == "true";
 }
 
 std::string metadata_server() {

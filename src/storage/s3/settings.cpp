@@ -11,7 +11,7 @@
 namespace tessera::s3 {
 namespace {
 
-[[noreturn]] void refuse(const std::string& why) {
+[[noreturn]] void refuse_setting(const std::string& why) {
   throw Error(ErrorCode::invalid_argument, why);
 }
 
@@ -38,7 +38,7 @@ void require_bucket(const std::string& name) {
   const bool is_good =
       !name.empty() && name.size() < 256 && is_plain(name.front()) && is_plain(name.back()) &&
       std::ranges::all_of(name, [](char c) { return is_plain(c) || is_one_of(c, '.', '-', '_'); });
-  if (!is_good) refuse("'" + name.substr(0, 80) + "' cannot be a bucket's name");
+  if (!is_good) refuse_setting("'" + name.substr(0, 80) + "' cannot be a bucket's name");
 }
 
 // Without dots: the certificate of a host name has one more label, not two.
@@ -55,7 +55,7 @@ std::string prefix_of(const Uri& url) {
     const std::size_t end = std::min(prefix.find('/', begin), prefix.size());
     const std::string part = prefix.substr(begin, end - begin);
     if (is_one_of(part, "", ".", ".."))
-      refuse(url.scheme + "://" + url.host + ": a part of the key is empty or dots");
+      refuse_setting(url.scheme + "://" + url.host + ": a part of the key is empty or dots");
     begin = end + 1;
   }
   return prefix;
@@ -67,17 +67,17 @@ std::string endpoint_of(const std::string& text, const std::string& from) {
   try {
     uri = parse_uri(text);
   } catch (const Error& error) {
-    refuse(from + ": " + error.message());
+    refuse_setting(from + ": " + error.message());
   }
   if (!is_one_of(uri.scheme, "http", "https") || !uri.query.empty())
-    refuse(from + " is no URL of a server: it begins with https:// and has no query");
+    refuse_setting(from + " is no URL of a server: it begins with https:// and has no query");
   return without_slashes(to_string(uri));
 }
 
 // OLMo's schemes name their endpoint and profile by variables of their own (checkpoint-rows O-07).
 std::string needed_endpoint(const char* name, const std::string& scheme) {
   const std::string value = variable(name);
-  if (value.empty()) refuse(scheme + ":// needs " + name + ", the URL of the server");
+  if (value.empty()) refuse_setting(scheme + ":// needs " + name + ", the URL of the server");
   return endpoint_of(value, name);
 }
 
@@ -90,7 +90,7 @@ Variable endpoint_of_services(const std::string& name) {
 
 // What would name another server, or who vouches for it, is not passed over: it is refused.
 void require_no_other_server(const Variable& given, const std::string& instead) {
-  if (!given.value.empty()) refuse(given.name + " is not heeded here: " + instead);
+  if (!given.value.empty()) refuse_setting(given.name + " is not heeded here: " + instead);
 }
 
 void settle_s3(Settings& settings) {
@@ -103,7 +103,7 @@ void settle_s3(Settings& settings) {
   Variable region = first_of({"AWS_REGION", "AWS_DEFAULT_REGION"});
   if (region.value.empty()) region = of_profile("region");
   if (region.value.empty()) region.value = "us-east-1";
-  if (!is_region(region.value)) refuse(region.name + " is no name of a region");
+  if (!is_region(region.value)) refuse_setting(region.name + " is no name of a region");
   settings.region = region.value;
   Variable endpoint = first_of({"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"});
   if (endpoint.value.empty()) endpoint = endpoint_of_services(of_profile("services").value);
@@ -139,7 +139,8 @@ Settings settings_for(const Uri& url) {
   Settings settings;
   settings.bucket = url.host;
   require_bucket(settings.bucket);
-  if (url.port != 0) refuse(url.scheme + ":// URL: it has a port, and names a bucket and a key");
+  if (url.port != 0)
+    refuse_setting(url.scheme + ":// URL: it has a port, and names a bucket and a key");
   settings.prefix = prefix_of(url);
   settings.ca_file = variable("AWS_CA_BUNDLE");
   if (is_one_of(url.scheme, "r2", "weka")) {
@@ -158,7 +159,8 @@ Settings settings_for(const Uri& url) {
     settle_s3(settings);
   }
   const std::string style = variable("TESSERA_S3_STYLE");
-  if (!is_one_of(style, "", "host", "path")) refuse("TESSERA_S3_STYLE is neither host nor path");
+  if (!is_one_of(style, "", "host", "path"))
+    refuse_setting("TESSERA_S3_STYLE is neither host nor path");
   if (!style.empty()) settings.is_path_style = style != "host";
   return settings;
 }

@@ -120,7 +120,7 @@ std::string canonical_query(std::string_view query) {
 }
 
 // Blanks at the ends go, several inside become one.
-std::string trimmed(std::string_view value) {
+std::string collapsed(std::string_view value) {
   std::string text;
   for (const char c : value) {
     const bool is_blank = c == ' ' || c == '\t';
@@ -141,10 +141,8 @@ struct CanonicalHeaders {
 CanonicalHeaders canonical_headers(const HttpRequest& request) {
   std::map<std::string, std::string> sorted;
   for (const auto& [name, value] : request.headers) {
-    std::string lower = name;
-    std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
-    const auto [joined, is_first] = sorted.try_emplace(lower);
-    joined->second += (is_first ? "" : ",") + trimmed(value);
+    const auto [joined, is_first] = sorted.try_emplace(lowered(name));
+    joined->second += (is_first ? "" : ",") + collapsed(value);
   }
   CanonicalHeaders canonical;
   for (const auto& [name, value] : sorted) {

@@ -45,14 +45,14 @@ Roots roots_of(Document document) {
   return kCompleted;
 }
 
-constexpr std::string_view kBlanks = " \t\r\n";
+constexpr std::string_view kXmlBlanks = " \t\r\n";
 
 // Takes blanks, the declaration and comments away from the begin.
 std::string_view without_prolog(std::string_view xml) {
   constexpr std::string_view kMark = "\xEF\xBB\xBF";
   if (xml.starts_with(kMark)) xml.remove_prefix(kMark.size());
   while (true) {
-    xml.remove_prefix(std::min(xml.find_first_not_of(kBlanks), xml.size()));
+    xml.remove_prefix(std::min(xml.find_first_not_of(kXmlBlanks), xml.size()));
     const std::string_view end = xml.starts_with("<?")     ? "?>"
                                  : xml.starts_with("<!--") ? "-->"
                                                            : "";
@@ -67,15 +67,15 @@ bool is_element(std::string_view xml, std::string_view name) {
   if (!xml.starts_with('<') || !xml.substr(1).starts_with(name) || !xml.ends_with('>'))
     return false;
   const std::string_view rest = xml.substr(1 + name.size());
-  if ((kBlanks.find(rest[0]) == std::string_view::npos && !is_one_of(rest[0], '/', '>')))
+  if ((kXmlBlanks.find(rest[0]) == std::string_view::npos && !is_one_of(rest[0], '/', '>')))
     return false;
   if (rest.find('>') == rest.size() - 1) return rest.ends_with("/>");
   xml.remove_suffix(1);
-  const std::size_t last = xml.find_last_not_of(kBlanks);
+  const std::size_t last = xml.find_last_not_of(kXmlBlanks);
   return xml.substr(0, last + 1).ends_with("</" + std::string(name));
 }
 
-[[noreturn]] void refuse(const std::string& why) {
+[[noreturn]] void refuse_xml(const std::string& why) {
   throw Error(ErrorCode::corrupt, "the server's XML: " + why);
 }
 
@@ -91,7 +91,7 @@ void require_good_references(std::string_view xml) {
     const bool is_ended = end != digits.data() + digits.size() && *end == ';';
     const bool is_surrogate = number >= 0xD800 && number <= 0xDFFF;
     if (error != std::errc() || !is_ended || number == 0 || number > 0x10FFFF || is_surrogate)
-      refuse("a reference to a character that there is not");
+      refuse_xml("a reference to a character that there is not");
   }
 }
 
@@ -104,26 +104,26 @@ void require_shallow(pugi::xml_document& document) {
     }
   } walker;
   document.traverse(walker);
-  if (walker.deepest > kMostDepth) refuse("it nests too deep");
+  if (walker.deepest > kMostDepth) refuse_xml("it nests too deep");
 }
 
 // Nothing that a document type could declare is looked at: one that has a type is refused.
 pugi::xml_document parse(std::string_view xml, Roots roots) {
   if (xml.size() > kMostBytes)
     throw Error(ErrorCode::limit, "the server's XML: it is longer than 16 MiB");
-  if (xml.find('\0') != std::string_view::npos) refuse("it has a NUL byte");
+  if (xml.find('\0') != std::string_view::npos) refuse_xml("it has a NUL byte");
   require_good_references(xml);
   pugi::xml_document document;
   const auto result = document.load_buffer(
       xml.data(), xml.size(), pugi::parse_default | pugi::parse_doctype, pugi::encoding_utf8);
-  if (!result) refuse(result.description());
+  if (!result) refuse_xml(result.description());
   const pugi::xml_node root = document.document_element();
   if (document.first_child() != root || document.last_child() != root)
-    refuse("it has more than an element");
+    refuse_xml("it has more than an element");
   const std::string_view name = root.name();
   if (std::ranges::find(roots, name) == roots.end()) {
-    refuse("<" + std::string(name.substr(0, 100)) + "> instead of <" + std::string(roots.front()) +
-           ">");
+    refuse_xml("<" + std::string(name.substr(0, 100)) + "> instead of <" +
+               std::string(roots.front()) + ">");
   }
   require_shallow(document);
   return document;
@@ -134,7 +134,7 @@ std::string text_of(const pugi::xml_node& node) {
   std::string text;
   for (const pugi::xml_node& part : node.children()) {
     if (part.type() == pugi::node_element)
-      refuse("<" + std::string(part.name()).substr(0, 100) + "> in the middle of a text");
+      refuse_xml("<" + std::string(part.name()).substr(0, 100) + "> in the middle of a text");
     text += part.value();
   }
   return text;
@@ -144,13 +144,13 @@ std::string text_of(const pugi::xml_node& node) {
 std::optional<std::string> child(const pugi::xml_node& node, const char* name) {
   const pugi::xml_node found = node.child(name);
   if (!found) return std::nullopt;
-  if (found.next_sibling(name)) refuse("two <" + std::string(name) + "> in one place");
+  if (found.next_sibling(name)) refuse_xml("two <" + std::string(name) + "> in one place");
   return text_of(found);
 }
 
 std::string needed(const pugi::xml_node& node, const char* name) {
   auto text = child(node, name);
-  if (!text || text->empty()) refuse("no <" + std::string(name) + ">");
+  if (!text || text->empty()) refuse_xml("no <" + std::string(name) + ">");
   return *std::move(text);
 }
 
@@ -162,7 +162,7 @@ std::string decoded(const std::string& text) {
   try {
     return percent_decoded(spaced);
   } catch (const Error&) {
-    refuse("a name that is percent-encoded wrongly");
+    refuse_xml("a name that is percent-encoded wrongly");
   }
 }
 
@@ -183,19 +183,20 @@ std::uint64_t number(const std::string& text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value > (1ULL << 62U))
-    refuse("'" + text.substr(0, 40) + "' is no size");
+    refuse_xml("'" + text.substr(0, 40) + "' is no size");
   return value;
 }
 
 int part_number(const std::string& text) {
   const std::uint64_t value = number(text);
-  if (value < 1 || value > 10'000) refuse("'" + text.substr(0, 40) + "' is no number of a part");
+  if (value < 1 || value > 10'000)
+    refuse_xml("'" + text.substr(0, 40) + "' is no number of a part");
   return static_cast<int>(value);
 }
 
 bool is_truncated(const pugi::xml_node& root) {
   const std::string text = child(root, "IsTruncated").value_or("false");
-  if (!is_one_of(text, "true", "false")) refuse("<IsTruncated> is neither true nor false");
+  if (!is_one_of(text, "true", "false")) refuse_xml("<IsTruncated> is neither true nor false");
   return text == "true";
 }
 
@@ -223,7 +224,7 @@ std::string escaped(const std::string& text) {
 
 bool is_whole(std::string_view xml, Document document) {
   xml = without_prolog(xml);
-  xml = xml.substr(0, xml.find_last_not_of(kBlanks) + 1);
+  xml = xml.substr(0, xml.find_last_not_of(kXmlBlanks) + 1);
   return std::ranges::any_of(roots_of(document),
                              [xml](std::string_view root) { return is_element(xml, root); });
 }
@@ -264,7 +265,7 @@ UploadListing parse_uploads(std::string_view xml) {
                                child(node, "Initiated").value_or("")});
   }
   if (!is_truncated(root)) return listing;
-  if (listing.uploads.empty()) refuse("a part of a list that is empty and not the last");
+  if (listing.uploads.empty()) refuse_xml("a part of a list that is empty and not the last");
   const ListedUpload& last = listing.uploads.back();
   const auto key = child(root, "NextKeyMarker"), id = child(root, "NextUploadIdMarker");
   listing.next_key = key && !key->empty() ? name(*key) : last.key;
@@ -283,7 +284,7 @@ PartListing parse_parts(std::string_view xml) {
                              child(node, "LastModified").value_or("")});
   }
   if (!is_truncated(root)) return listing;
-  if (listing.parts.empty()) refuse("a part of a list that is empty and not the last");
+  if (listing.parts.empty()) refuse_xml("a part of a list that is empty and not the last");
   const std::string next = child(root, "NextPartNumberMarker").value_or("");
   listing.next = next.empty() ? listing.parts.back().number : part_number(next);
   return listing;
