@@ -31,6 +31,7 @@
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/data_files.h"
 #include "checkpoint/save/messages.h"
+#include "comm/confer.h"
 #include "comm/tree_links.h"
 #include "measure.h"
 
@@ -73,9 +74,9 @@ std::vector<PlannedLeaf> leaves_of(const Job& job) {
 std::size_t fold_intents(const Job& job, const std::vector<PlannedLeaf>& leaves) {
   Intents mine;
   mine.first.leaves = digest_of(leaves);
-  const Bytes message = encode_intents(mine);
+  const Bytes message = to_message(mine);
   const std::vector<Bytes> messages(static_cast<std::size_t>(job.ranks), message);
-  (void)fold_along_tree(messages, combine_intents);
+  (void)fold_along_tree(messages, combine_by<Intents>(join_intents));
   return message.size();
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -24,6 +25,9 @@ struct Entry {
   bool is_part = false;  // of the parameter's shape, cut like it
   Bytes bytes;           // of what has no elements
 };
+auto fields(FieldsOf<Entry> auto& entry) {
+  return std::tie(entry.key, entry.dtype, entry.is_part, entry.bytes);
+}
 using States = std::map<std::string, std::vector<Entry>>;  // by parameter
 
 bool is_original_part(const ShardedParameter& parameter) {
@@ -53,40 +57,6 @@ std::vector<Entry> entries_of(const Value& state) {
   return entries;
 }
 
-Bytes encode(const States& states) {
-  MessageWriter message;
-  for (const auto& [name, entries] : states) {
-    message.text(name).count(entries.size());
-    for (const auto& entry : entries) {
-      message.text(entry.key).number(entry.dtype).count(entry.is_part ? 1 : 0).block(entry.bytes);
-    }
-  }
-  return message.take();
-}
-
-States decode(const Bytes& bytes) {
-  States states;
-  for (MessageReader message(bytes); !message.at_end();) {
-    auto& entries = states[std::string(message.text())];
-    entries.resize(message.count());
-    for (auto& entry : entries) {
-      entry.key = message.text();
-      entry.dtype = message.number<DType>();
-      entry.is_part = message.count() == 1;
-      const auto data = message.block();
-      entry.bytes = Bytes(data.begin(), data.end());
-    }
-  }
-  return states;
-}
-
-// The lower rank's counts.
-Bytes combine(const Bytes& left, const Bytes& right) {
-  auto both = decode(left);
-  both.merge(decode(right));
-  return encode(both);
-}
-
 Tensor leaf_for(const Entry& entry, const ShardedParameter& parameter) {
   if (!entry.is_part) {
     auto tensor = at::empty({}, scalar_type_of(entry.dtype));
@@ -112,10 +82,11 @@ Value with_absent_states(const Value& states, ModuleRef model, Group& group) {
       if (state != nullptr && is_original_part(parameter) && !is_absent(parameter))
         own.emplace(parameter.name(), entries_of(*state));
     }
-    return encode(own);
+    return own;
   };
-  const auto known = decode(
-      confer(group, "taking an optimizer's state", {tell, combine, [](Bytes all) { return all; }}));
+  const auto join = [](States& all, States more) { all.merge(more); };  // the lower rank's counts
+  const auto known = from_message<States>(
+      confer(group, "taking an optimizer's state", conference_of(tell, join, std::identity())));
   auto filled = Value::dict(states.pairs());
   for (const auto& parameter : parameters) {
     const auto found = known.find(parameter.name());

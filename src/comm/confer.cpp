@@ -13,10 +13,8 @@
 
 namespace tessera {
 
-// The form: code (1 byte); message, path, key (each a 4-byte length and its text); 1 byte whether
-// an offset follows, the offset (8 bytes); 1 byte whether it is_no_checkpoint(); the number of
-// peers (4 bytes), and for each its rank (4 bytes) and its error (4-byte length, this form).
-// Numbers are little-endian.
+// The form: code, message, path, key, offset, whether it is_no_checkpoint(), and the number of
+// peers, and for each its rank and its error, as fields (comm/message.h).
 
 namespace {
 
@@ -44,11 +42,10 @@ Error decode(std::span<const std::byte> bytes, int depth) {
   Error error(code, reader.text());
   std::string path = reader.text();
   std::string key = reader.text();
-  const bool has_offset = reader.number<std::uint8_t>() != 0;
-  const auto offset = reader.number<std::uint64_t>();
-  const bool is_no_checkpoint = reader.number<std::uint8_t>() != 0;
+  const auto offset = reader.value<std::optional<std::uint64_t>>();
+  const bool is_no_checkpoint = reader.value<bool>();
   std::map<int, Error> peers;
-  for (auto count = reader.number<std::uint32_t>(); count > 0; --count) {
+  for (auto count = reader.count(); count > 0; --count) {
     const auto rank = reader.number<std::int32_t>();
     peers.emplace(rank, decode(reader.block(), depth + 1));
   }
@@ -58,7 +55,7 @@ Error decode(std::span<const std::byte> bytes, int depth) {
     return Error::from_peers(std::move(peers), ranks);
   }
   error.at_path(std::move(path)).at_key(std::move(key));
-  if (has_offset) error.at_offset(offset);
+  if (offset) error.at_offset(*offset);
   if (is_no_checkpoint) error.as_no_checkpoint();
   return error;
 }
@@ -69,13 +66,7 @@ Bytes encode_error(const Error& error) {
   MessageWriter message;
   message.number(static_cast<std::uint8_t>(error.code()));
   message.text(error.message()).text(error.path()).text(error.key());
-  message.number(static_cast<std::uint8_t>(error.offset() ? 1 : 0));
-  message.number(error.offset().value_or(0));
-  message.number(static_cast<std::uint8_t>(error.is_no_checkpoint() ? 1 : 0));
-  message.number(narrow<std::uint32_t>(error.peers().size()));
-  for (const auto& [rank, failure] : error.peers())
-    message.number(static_cast<std::int32_t>(rank)).block(encode_error(failure));
-  return message.take();
+  return message.value(error.offset()).value(error.is_no_checkpoint()).value(error.peers()).take();
 }
 
 Error decode_error(std::span<const std::byte> bytes) {

@@ -4,20 +4,15 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <span>
-#include <stop_token>
 #include <string>
+#include <type_traits>
 
+#include "comm/message.h"
 #include "tessera/comm.h"
 
 namespace tessera {
 
-// A rank's failure, and an Error as a message to other ranks.
-
-// Code, message, path, key, offset and the failures of peers.
-[[nodiscard]] Bytes encode_error(const Error& error);
-// Throws `corrupt` for bytes that encode_error did not make.
-[[nodiscard]] Error decode_error(std::span<const std::byte> bytes);
+// A rank's failure.
 
 // What `work` throws, as an Error.
 [[nodiscard]] std::optional<Error> failure_of(const std::function<void()>& work);
@@ -41,6 +36,33 @@ struct Conference {
 // Returns the conclusion on every rank. What any of the functions throws reaches every rank as with
 // agree(). Collective: one fold and one spread.
 Bytes confer(Group& group, const std::string& operation, const Conference& conference);
+
+// Combines messages of one T each: `join(all, more)` adds what higher ranks have to that of lower
+// ones.
+template <typename T, typename Join>
+[[nodiscard]] Combine combine_by(Join join) {
+  return [join](const Bytes& left, const Bytes& right) {
+    T all = from_message<T>(left);
+    join(all, from_message<T>(right));
+    return to_message(all);
+  };
+}
+
+// A conference whose ranks contribute a value each (comm/message.h), which combine_by() joins. What
+// is told is a message of what `conclude` returns, or empty if that is nothing.
+template <typename Contribute, typename Join, typename Conclude>
+[[nodiscard]] Conference conference_of(Contribute contribute, Join join, Conclude conclude) {
+  using T = std::invoke_result_t<Contribute>;
+  return {[contribute] { return to_message(contribute()); }, combine_by<T>(join),
+          [conclude](const Bytes& all) {
+            if constexpr (std::is_void_v<std::invoke_result_t<Conclude, T>>) {
+              conclude(from_message<T>(all));
+              return Bytes();
+            } else {
+              return to_message(conclude(from_message<T>(all)));
+            }
+          }};
+}
 
 // Combines nothing: for conferences whose ranks contribute only their success.
 [[nodiscard]] Bytes combine_nothing(const Bytes& left, const Bytes& right);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -13,53 +14,27 @@
 namespace tessera {
 namespace {
 
-// The memory of a host's lowest rank. Hosts are known by digests of what names them.
+// The memory of a host's lowest rank.
 struct HostMemory {
-  std::uint64_t host = 0;
   int rank = 0;
   std::int64_t pid = 0;
   int descriptor = -1;  // none: it has no memory to share
 };
-using HostMemories = std::map<std::uint64_t, HostMemory>;
-
-Bytes encode(const HostMemory& memory) {
-  MessageWriter message;
-  message.number(memory.host).number(static_cast<std::int32_t>(memory.rank));
-  message.number(memory.pid).number(static_cast<std::int32_t>(memory.descriptor));
-  return message.take();
+auto fields(FieldsOf<HostMemory> auto& memory) {
+  return std::tie(memory.rank, memory.pid, memory.descriptor);
 }
+using HostMemories = std::map<std::uint64_t, HostMemory>;  // by digests of what names hosts
 
 // Of several ranks of a host the first one counts.
-HostMemories decode_memories(const Bytes& bytes) {
-  HostMemories memories;
-  for (MessageReader message(bytes); !message.at_end();) {
-    HostMemory memory;
-    memory.host = message.number<std::uint64_t>();
-    memory.rank = message.number<std::int32_t>();
-    memory.pid = message.number<std::int64_t>();
-    memory.descriptor = message.number<std::int32_t>();
-    if (memory.host != 0) memories.try_emplace(memory.host, memory);
-  }
-  return memories;
-}
-
-Bytes encode(const HostMemories& memories) {
-  Bytes bytes;
-  for (const auto& [host, memory] : memories)
-    bytes = side_by_side(std::move(bytes), encode(memory));
-  return bytes;
-}
-
-Bytes lowest_of_hosts(const Bytes& left, const Bytes& right) {
-  return encode(decode_memories(side_by_side(left, right)));
+void join_memories(HostMemories& all, HostMemories more) {
+  all.merge(more);
 }
 
 // What every rank knows after `contribute` has run on all.
 HostMemories memories_of_all(Group& group, const std::string& operation,
-                             const std::function<HostMemory()>& contribute) {
-  return decode_memories(confer(
-      group, operation,
-      {[&] { return encode(contribute()); }, lowest_of_hosts, [](Bytes all) { return all; }}));
+                             const std::function<HostMemories()>& contribute) {
+  return from_message<HostMemories>(
+      confer(group, operation, conference_of(contribute, join_memories, std::identity())));
 }
 
 std::optional<same_host::Segment> new_segment(std::size_t size) {
@@ -84,10 +59,12 @@ class Room {
   Room(Group& group, const std::string& operation, std::size_t size)
       : group_(group), operation_(operation), size_(size) {
     const std::uint64_t host = same_host::host_digest();
-    const HostMemory mine{host, group.rank(), 0, -1};
-    const HostMemories first = memories_of_all(group, operation, [&] { return mine; });
+    const auto mine = [&] {
+      return host == 0 ? HostMemories() : HostMemories{{host, {group.rank()}}};
+    };
+    const HostMemories first = memories_of_all(group, operation, mine);
     leads_ = host != 0 && first.at(host).rank == group.rank();
-    const HostMemories made = memories_of_all(group, operation, [&] { return led(mine); });
+    const HostMemories made = memories_of_all(group, operation, [&] { return led(host); });
     agree(group, operation, [&] { attach(made, host); });
   }
 
@@ -110,12 +87,11 @@ class Room {
   }
 
  private:
-  HostMemory led(HostMemory mine) {
-    if (!leads_) return {0, mine.rank, 0, -1};
+  HostMemories led(std::uint64_t host) {
+    if (!leads_) return {};
     segment_ = new_segment(size_);
-    mine.pid = same_host::this_process().pid;
-    mine.descriptor = segment_ ? segment_->descriptor() : -1;
-    return mine;
+    const std::int64_t pid = same_host::this_process().pid;
+    return {{host, {group_.rank(), pid, segment_ ? segment_->descriptor() : -1}}};
   }
 
   void attach(const HostMemories& memories, std::uint64_t host) {

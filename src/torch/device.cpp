@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -107,19 +106,6 @@ void settle_vector_math() {
 
 namespace {
 
-// A field a line.
-Bytes encode(const RankDevice& one) {
-  return to_bytes(one.name + '\n' + one.host + '\n' + one.machine + '\n' + one.physical);
-}
-
-RankDevice decode(const Bytes& bytes) {
-  std::istringstream text(to_text(bytes));
-  RankDevice one;
-  for (auto* field : {&one.name, &one.host, &one.machine, &one.physical})
-    std::getline(text, *field);
-  return one;
-}
-
 // "0 and 2", "0, 1 and 2".
 std::string listed(const std::vector<std::size_t>& ranks) {
   std::string text;
@@ -132,14 +118,18 @@ std::string listed(const std::vector<std::size_t>& ranks) {
 
 }  // namespace
 
+auto fields(FieldsOf<RankDevice> auto& device) {
+  return std::tie(device.name, device.host, device.machine, device.physical);
+}
+
 std::vector<RankDevice> everyones_device(Group& group, torch::Device mine) {
   // Without a boot id the host's name has to do.
   const auto host = host_name(), boot = same_host::boot_id();
-  const auto all =
-      group.all_gather(encode({mine.str(), host, boot.empty() ? host : boot, physical_name(mine)}));
+  const RankDevice own{mine.str(), host, boot.empty() ? host : boot, physical_name(mine)};
+  const auto all = group.all_gather(to_message(own));
   std::vector<RankDevice> by_rank;
   by_rank.reserve(all.size());
-  for (const auto& one : all) by_rank.push_back(decode(one));
+  for (const auto& one : all) by_rank.push_back(from_message<RankDevice>(one));
   return by_rank;
 }
 

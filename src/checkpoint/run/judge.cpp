@@ -1,6 +1,7 @@
 #include "checkpoint/run/judge.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <tuple>
@@ -31,38 +32,22 @@ struct Words {
   std::optional<Error> fault = {};
 };
 
-Bytes encode(const Words& words) {
-  MessageWriter message;
-  message.count(static_cast<std::uint64_t>(words.rank)).text(words.host).number(words.mark);
-  if (words.fault) message.rest(encode_error(*words.fault));
-  return message.take();
-}
-
-Words decode_words(const Bytes& bytes) {
-  MessageReader message(bytes);
-  Words words;
-  words.rank = static_cast<int>(message.count());
-  words.host = message.text();
-  words.mark = message.number<std::uint64_t>();
-  if (!message.at_end()) words.fault = decode_error(message.rest());
-  return words;
+auto fields(FieldsOf<Words> auto& words) {
+  return std::tie(words.rank, words.host, words.mark, words.fault);
 }
 
 std::string name_of(const Words& words) {
   return rank_on_host(words.rank, words.host);
 }
 
-Bytes combine_words(const Bytes& left, const Bytes& right) {
-  Words all = decode_words(left);
-  const Words more = decode_words(right);
-  if (all.fault) return left;
+void join_words(Words& all, const Words& more) {
+  if (all.fault) return;
   all.fault = more.fault;
   if (!all.fault && all.mark != more.mark) {
     all.fault =
         Error(ErrorCode::mismatch, "the files of " + name_of(more) +
                                        " are of another save than those of " + name_of(all));
   }
-  return encode(all);
 }
 
 // By whom it was found.
@@ -85,6 +70,13 @@ Words look_at_own(const Location& where, const RunCheck& check, const Group& gro
   return own;
 }
 
+enum class Found : std::uint8_t { whole, faulty, part };
+constexpr Found last_of(Found) {
+  return Found::part;
+}
+// What rank 0 has to say.
+using Sight = std::pair<Found, std::optional<Error>>;
+
 // Whether it may be that each node has a part.
 bool has_part(const Location& where, const Error& fault, const Group& group) {
   if (group.size() == 1 || fault.code() != ErrorCode::incomplete) return false;
@@ -98,23 +90,18 @@ bool has_part(const Location& where, const Error& fault, const Group& group) {
   }
 }
 
-enum class Found : std::uint8_t { whole, faulty, part };
-
 Error no_checkpoint_for(int rank, const Location& where) {
   return Error(ErrorCode::incomplete,
                rank_on_host(rank, host_name()) + ": there is no such checkpoint")
       .at_path(to_string(where));
 }
 
-// What rank 0 has to say.
-Bytes look_at_all(const Location& where, const RunCheck& check, const Group& group) {
-  MessageWriter message;
+Sight look_at_all(const Location& where, const RunCheck& check, const Group& group) {
   if (marker_in(*directory_store(where)).empty())
-    return message.number(Found::faulty).rest(encode_error(no_checkpoint_for(0, where))).take();
+    return {Found::faulty, no_checkpoint_for(0, where)};
   const std::optional<Error> fault = fault_of(where, check);
-  if (!fault) return message.number(Found::whole).take();
-  message.number(has_part(where, *fault, group) ? Found::part : Found::faulty);
-  return message.rest(encode_error(*fault)).take();
+  if (!fault) return {Found::whole, std::nullopt};
+  return {has_part(where, *fault, group) ? Found::part : Found::faulty, fault};
 }
 
 // After work that may take long.
@@ -130,6 +117,7 @@ Bytes made_by_long_work(const RunCheck& check, Group& group, const Work& work) {
 }
 
 using StepKey = std::pair<std::int64_t, bool>;  // step, unsharded
+using Steps = std::map<StepKey, bool>;          // whether each is left
 
 // By this rank's run. The left one of two names for one step is what standing() says.
 std::map<StepKey, std::string> marked_directories(const Location& run) {
@@ -139,73 +127,46 @@ std::map<StepKey, std::string> marked_directories(const Location& run) {
   return found;
 }
 
-Bytes encode_steps(const std::map<StepKey, bool>& steps) {
-  MessageWriter message;
-  for (const auto& [key, is_left] : steps) {
-    message.count(static_cast<std::uint64_t>(key.first));
-    message.count((key.second ? 1U : 0U) + (is_left ? 2U : 0U));
-  }
-  return message.take();
-}
-
-std::map<StepKey, bool> decode_steps(const Bytes& bytes) {
-  std::map<StepKey, bool> steps;
-  for (MessageReader message(bytes); !message.at_end();) {
-    const auto step = static_cast<std::int64_t>(message.count());
-    const std::uint64_t flags = message.count();
-    steps.emplace(StepKey(step, (flags & 1U) != 0), (flags & 2U) != 0);
-  }
-  return steps;
-}
-
-Bytes join_steps(const Bytes& left, const Bytes& right) {
-  std::map<StepKey, bool> all = decode_steps(left);
-  all.merge(decode_steps(right));
-  return encode_steps(all);
-}
-
 }  // namespace
 
 Judgement judge(const Location& where, const RunCheck& check, Group& group) {
   const Bytes told = group.spread(made_by_long_work(check, group, [&](const RunCheck& until) {
-    return group.rank() == 0 ? look_at_all(where, until, group) : Bytes();
+    return group.rank() == 0 ? to_message(look_at_all(where, until, group)) : Bytes();
   }));
-  MessageReader message(told);
-  const auto seen = message.number<Found>();
-  if (seen == Found::whole) return {};
-  if (seen == Found::faulty) return {decode_error(message.rest())};
+  const auto [seen, fault] = from_message<Sight>(told);
+  if (seen != Found::part) return {fault};
   const Bytes own = made_by_long_work(check, group, [&](const RunCheck& until) {
-    return encode(look_at_own(where, until, group));
+    return to_message(look_at_own(where, until, group));
   });
-  const Words all = decode_words(confer(
-      group, kOperation, {[&] { return own; }, combine_words, [](Bytes words) { return words; }}));
-  return {all.fault, true};
+  const Bytes all = confer(group, kOperation,
+                           {[&] { return own; }, combine_by<Words>(join_words), std::identity()});
+  return {from_message<Words>(all).fault, true};
 }
 
 std::vector<SeenStep> seen_steps(const Location& run, Group& group) {
   std::map<StepKey, std::string> own;
   const auto contribute = [&] {
     // A URL shows everybody the same.
-    if (group.rank() > 0 && !run.store && !is_on_disk(run)) return encode_steps({});
+    Steps steps;
+    if (group.rank() > 0 && !run.store && !is_on_disk(run)) return steps;
     try {
       own = marked_directories(run);
     } catch (const Error&) {
       if (group.rank() == 0) throw;
     }
-    std::map<StepKey, bool> steps;
     for (const auto& [key, directory] : own) steps.emplace(key, false);
-    return encode_steps(steps);
+    return steps;
   };
-  const auto conclude = [&](const Bytes& all) {
-    std::map<StepKey, bool> steps = decode_steps(all);
+  const auto join = [](Steps& all, Steps more) { all.merge(more); };
+  const auto conclude = [&](Steps steps) {
     const LeftLine left = read_left(*directory_store(run));
     for (const auto& [key, directory] : own) steps[key] = is_left(left, run, directory);
-    return encode_steps(steps);
+    return steps;
   };
-  const Bytes told =
-      confer(group, "looking for the checkpoints of a run", {contribute, join_steps, conclude});
+  const Bytes told = confer(group, "looking for the checkpoints of a run",
+                            conference_of(contribute, join, conclude));
   std::vector<SeenStep> seen;
-  for (const auto& [key, is_left] : decode_steps(told)) {
+  for (const auto& [key, is_left] : from_message<Steps>(told)) {
     const auto found = own.find(key);
     const std::string directory =
         found != own.end() ? found->second : run_checkpoint_name(key.first, key.second);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <string>
 #include <utility>
@@ -310,21 +311,19 @@ bool removes(const RunCheckpoint& saved, bool is_on_nodes, const Group& group) {
   return lowest_rank_in(*directory_store(saved.where), group.size()) == group.rank();
 }
 
-// Of what each disk had, everything; of warnings those of rank 0, which has the run's notes.
-RetentionReport joined(const Bytes& all) {
-  RetentionReport report;
-  for (MessageReader message(all); !message.at_end();) {
-    for (std::string& name : message.texts()) {
-      if (std::ranges::find(report.removed, name) == report.removed.end())
-        report.removed.push_back(std::move(name));
-    }
-    std::vector<std::string> warnings = message.texts();
-    if (report.warnings.empty()) report.warnings = std::move(warnings);
+// Ranks that share a disk have removed the same.
+void join_reports(RetentionReport& all, const RetentionReport& more) {
+  for (const std::string& name : more.removed) {
+    if (std::ranges::find(all.removed, name) == all.removed.end()) all.removed.push_back(name);
   }
-  return report;
+  all.warnings.insert(all.warnings.end(), more.warnings.begin(), more.warnings.end());
 }
 
 }  // namespace
+
+auto fields(FieldsOf<RetentionReport> auto& report) {
+  return std::tie(report.removed, report.warnings);
+}
 
 RetentionReport retain(const Location& run, const RunCheckpoint& saved,
                        const Retention& retention) {
@@ -341,20 +340,16 @@ RetentionReport retain(const Location& run, const RunCheckpoint& saved, const Re
   std::vector<std::string> warnings;
   Kept kept;
   if (judgement.is_on_nodes) kept = kept_by_all(run, saved, retention, group, warnings);
-  MessageWriter message;
+  RetentionReport own;
   agree_on_long_work(group, kOperation, retention.check.stop, [&](const std::stop_token& stop) {
     if (!removes(saved, judgement.is_on_nodes, group)) return;
     Retention until = retention;
     until.check.stop = stop;
-    const RetentionReport report =
-        retain_verified(run, saved, until, judgement.is_on_nodes ? &kept : nullptr);
-    message.texts(report.removed)
-        .texts(group.rank() == 0 ? report.warnings : std::vector<std::string>());
+    own = retain_verified(run, saved, until, judgement.is_on_nodes ? &kept : nullptr);
+    if (group.rank() > 0) own.warnings.clear();  // rank 0 has the run's notes
   });
-  const Bytes told =
-      confer(group, kOperation,
-             {[&] { return message.take(); }, side_by_side, [](Bytes all) { return all; }});
-  RetentionReport report = joined(told);
+  auto report = from_message<RetentionReport>(
+      confer(group, kOperation, conference_of([&] { return own; }, join_reports, std::identity())));
   report.warnings.insert(report.warnings.end(), warnings.begin(), warnings.end());
   return report;
 }

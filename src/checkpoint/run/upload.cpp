@@ -24,14 +24,17 @@ namespace tessera {
 namespace {
 
 // A file, and who sees it.
-struct Seen {
+struct SeenFile {
   std::uint64_t size = 0;
   std::uint64_t holders = 0;
   // The holder that copies it unless all hold it: the one with the highest draw.
   std::uint64_t draw = 0;
   int rank = 0;
 };
-using SeenByName = std::map<std::string, Seen>;
+auto fields(FieldsOf<SeenFile> auto& file) {
+  return std::tie(file.size, file.holders, file.draw, file.rank);
+}
+using SeenFiles = std::map<std::string, SeenFile>;
 
 // Another one for each file and rank, so that a node's ranks share what they alone see.
 std::uint64_t draw_of(const std::string& name, int rank) {
@@ -39,30 +42,7 @@ std::uint64_t draw_of(const std::string& name, int rank) {
   return digest64(std::as_bytes(std::span(text)));
 }
 
-Bytes encode(const SeenByName& files) {
-  MessageWriter message;
-  message.count(files.size());
-  for (const auto& [name, seen] : files) {
-    message.text(name).count(seen.size).count(seen.holders).number(seen.draw);
-    message.count(static_cast<std::uint64_t>(seen.rank));
-  }
-  return message.take();
-}
-
-SeenByName decode(ByteView bytes) {
-  MessageReader message(bytes);
-  SeenByName files;
-  for (auto count = message.count(); count > 0; --count) {
-    Seen& seen = files[message.text()];
-    seen.size = message.count();
-    seen.holders = message.count();
-    seen.draw = message.number<std::uint64_t>();
-    seen.rank = static_cast<int>(message.count());
-  }
-  return files;
-}
-
-void join(const std::string& name, Seen& mine, const Seen& other) {
+void join(const std::string& name, SeenFile& mine, const SeenFile& other) {
   if (mine.size != other.size) {
     throw Error(ErrorCode::conflict, "ranks see " + std::to_string(mine.size) + " and " +
                                          std::to_string(other.size) + " bytes of one file")
@@ -75,7 +55,7 @@ void join(const std::string& name, Seen& mine, const Seen& other) {
 }
 
 // The largest first, each to the rank that has the least to do.
-void balance(UploadPlan& plan, const SeenByName& files, int ranks) {
+void balance(UploadPlan& plan, const SeenFiles& files, int ranks) {
   std::vector<std::uint64_t> load(static_cast<std::size_t>(ranks), 0);
   std::vector<UploadFile*> shared;
   for (UploadFile& file : plan) {
@@ -95,57 +75,25 @@ void balance(UploadPlan& plan, const SeenByName& files, int ranks) {
   }
 }
 
-// How a file's digests come: there are none, they are its blocks', or stand in its tail.
-enum class Given : std::uint8_t { nothing, blocks, tail };
-
-void write_digests(MessageWriter& message, const std::optional<FileDigests>& digests) {
-  if (!digests) {
-    message.number(static_cast<std::uint8_t>(Given::nothing));
-    return;
-  }
-  message.number(static_cast<std::uint8_t>(digests->tail ? Given::tail : Given::blocks))
-      .count(digests->size);
-  if (digests->tail) {
-    message.number(*digests->tail);
-  } else {
-    message.count(digests->origin).text(digests_text(digests->blocks));
-  }
-}
-
-std::optional<FileDigests> read_digests(MessageReader& message) {
-  const auto given = static_cast<Given>(message.number<std::uint8_t>());
-  if (given == Given::nothing) return std::nullopt;
-  FileDigests digests;
-  digests.size = message.count();
-  if (given == Given::tail) {
-    digests.tail = message.number<std::uint64_t>();
-  } else {
-    digests.origin = message.count();
-    digests.blocks = digests_of_text(message.text());
-  }
-  return digests;
-}
-
-}  // namespace
-
-Bytes encode_seen(const std::vector<ObjectInfo>& files, int rank) {
-  SeenByName seen;
+// What a rank sees.
+SeenFiles seen_files(const std::vector<ObjectInfo>& files, int rank) {
+  SeenFiles seen;
   for (const ObjectInfo& file : files)
     seen[file.name] = {file.size, 1, draw_of(file.name, rank), rank};
-  return encode(seen);
+  return seen;
 }
 
-Bytes join_seen(ByteView left, ByteView right) {
-  SeenByName files = decode(left);
-  for (auto& [name, seen] : decode(right)) {
-    const auto [at, is_new] = files.emplace(name, seen);
+// By name. Throws `conflict` if sizes differ.
+void join_seen(SeenFiles& all, const SeenFiles& more) {
+  for (const auto& [name, seen] : more) {
+    const auto [at, is_new] = all.emplace(name, seen);
     if (!is_new) join(name, at->second, seen);
   }
-  return encode(files);
 }
 
-UploadPlan share_out(ByteView seen, const KnownFiles& known, int ranks) {
-  const SeenByName files = decode(seen);
+// Shares out what all ranks together see. Files that all of them see go to the ranks so that each
+// gets about as many bytes; of others each goes to one of those that see it. Markers are rank 0's.
+UploadPlan share_out(const SeenFiles& files, const KnownFiles& known, int ranks) {
   std::vector<ObjectInfo> objects;
   for (const auto& [name, file] : files) {
     if (!known.leftovers.contains(name)) objects.push_back({name, file.size});
@@ -161,27 +109,7 @@ UploadPlan share_out(ByteView seen, const KnownFiles& known, int ranks) {
   return plan;
 }
 
-Bytes encode_plan(const UploadPlan& plan) {
-  MessageWriter message;
-  message.count(plan.size());
-  for (const auto& [object, rank, digests] : plan) {
-    message.text(object.name).count(object.size).count(static_cast<std::uint64_t>(rank));
-    write_digests(message, digests);
-  }
-  return message.take();
-}
-
-UploadPlan decode_plan(ByteView bytes) {
-  MessageReader message(bytes);
-  UploadPlan plan(message.count());
-  for (auto& [object, rank, digests] : plan) {
-    object.name = message.text();
-    object.size = message.count();
-    rank = static_cast<int>(message.count());
-    digests = read_digests(message);
-  }
-  return plan;
-}
+}  // namespace
 
 std::uint64_t bytes_of(const UploadPlan& plan) {
   std::uint64_t bytes = 0;
@@ -235,10 +163,9 @@ class Upload {
         require_marker();
         store_->require_writable(probe_name(random_attempt()), options_.single_writer);
       }
-      return encode_seen(source_->files(), group_.rank());
+      return seen_files(source_->files(), group_.rank());
     };
-    const auto join = [](const Bytes& left, const Bytes& right) { return join_seen(left, right); };
-    const auto conclude = [this](const Bytes& all) {
+    const auto conclude = [this](const SeenFiles& all) {
       plan_ = share_out(all, source_->look(), group_.size());
       target_.emplace(*store_, plan_);
       has_same_markers_ = options_.resume && has_same_markers();
@@ -249,10 +176,11 @@ class Upload {
       }
       // Of a store somebody else may write to another part.
       if (is_on_disk(to_)) store_->remove_unfinished();
-      return encode_plan(plan_);
+      return plan_;
     };
-    const Bytes plan = confer(group_, "planning an upload", {seen, join, conclude});
-    if (!is_rank_zero()) plan_ = decode_plan(plan);
+    const Bytes plan =
+        confer(group_, "planning an upload", conference_of(seen, join_seen, conclude));
+    if (!is_rank_zero()) plan_ = from_message<UploadPlan>(plan);
     for (const UploadFile& file : plan_) {
       if (file.rank == group_.rank()) mine_.push_back(file);
     }

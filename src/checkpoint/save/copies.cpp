@@ -10,7 +10,6 @@
 #include "base/digest.h"
 #include "base/parallel.h"
 #include "checkpoint/save/proposals.h"
-#include "comm/message.h"
 #include "value/render.h"
 #include "value/storage_reader.h"
 
@@ -22,58 +21,6 @@ constexpr std::int64_t kWindowBytes = 1024;
 constexpr std::size_t kNamedRanks = 16;
 constexpr std::size_t kNamedKeys = 100;
 constexpr std::size_t kLongestKey = 200;  // bytes
-
-// Ranks that hold the same.
-struct Alike {
-  std::uint64_t count = 0;
-  std::vector<int> ranks;  // the lowest of them
-};
-
-// What is known of one chunk or value.
-struct Known {
-  std::string name;
-  int writer = -1;
-  std::uint64_t written = 0;
-  std::map<std::uint64_t, Alike> digests;
-};
-using AllKnown = std::map<std::uint64_t, Known>;  // by key
-
-void write_alike(MessageWriter& message, std::uint64_t digest, const Alike& alike) {
-  message.number(digest).count(alike.count).count(alike.ranks.size());
-  for (const int rank : alike.ranks) message.count(static_cast<std::uint64_t>(rank));
-}
-
-Bytes encode(const AllKnown& all) {
-  MessageWriter message;
-  for (const auto& [key, known] : all) {
-    message.number(key).text(known.name);
-    message.number(static_cast<std::int32_t>(known.writer)).number(known.written);
-    message.count(known.digests.size());
-    for (const auto& [digest, alike] : known.digests) write_alike(message, digest, alike);
-  }
-  return message.take();
-}
-
-void read_alike(MessageReader& message, Known& known) {
-  Alike& alike = known.digests[message.number<std::uint64_t>()];
-  alike.count += message.count();
-  for (auto count = message.count(); count > 0; --count) {
-    const int rank = static_cast<int>(message.count());
-    if (alike.ranks.size() < kNamedRanks) alike.ranks.push_back(rank);
-  }
-}
-
-// Those of lower ranks first.
-void decode_into(AllKnown& all, const Bytes& bytes) {
-  for (MessageReader message(bytes); !message.at_end();) {
-    Known& known = all[message.number<std::uint64_t>()];
-    known.name = message.text();
-    const int writer = message.number<std::int32_t>();
-    const auto written = message.number<std::uint64_t>();
-    if (writer >= 0 && known.writer < 0) known.writer = writer, known.written = written;
-    for (auto count = message.count(); count > 0; --count) read_alike(message, known);
-  }
-}
 
 // Digests of different things must not cancel each other out.
 std::uint64_t mixed(std::uint64_t key, std::uint64_t digest) {
@@ -118,28 +65,33 @@ std::uint64_t copies_term(const std::vector<HeldCopy>& copies) {
   return sum;
 }
 
-Bytes encode_copies(const std::vector<HeldCopy>& copies, int rank) {
-  AllKnown all;
+KnownCopies known_copies(const std::vector<HeldCopy>& copies, int rank) {
+  KnownCopies all;
   for (const HeldCopy& copy : copies) {
-    Known known{copy.name, copy.is_written ? rank : -1, copy.digest, {}};
+    KnownCopy known{copy.name, copy.is_written ? rank : -1, copy.digest, {}};
     known.digests[copy.digest] = {1, {rank}};
     all.emplace(copy.key, std::move(known));
   }
-  return encode(all);
+  return all;
 }
 
-Bytes combine_copies(const Bytes& left, const Bytes& right) {
-  AllKnown all;
-  decode_into(all, left);
-  decode_into(all, right);
-  return encode(all);
+void join_copies(KnownCopies& all, const KnownCopies& more) {
+  for (const auto& [key, higher] : more) {
+    KnownCopy& known = all.try_emplace(key, KnownCopy{higher.name}).first->second;
+    if (known.writer < 0 && higher.writer >= 0)
+      known.writer = higher.writer, known.written = higher.written;
+    for (const auto& [digest, others] : higher.digests) {
+      Alike& alike = known.digests[digest];
+      alike.count += others.count;
+      alike.ranks.insert(alike.ranks.end(), others.ranks.begin(), others.ranks.end());
+      if (alike.ranks.size() > kNamedRanks) alike.ranks.resize(kNamedRanks);
+    }
+  }
 }
 
-UnlikeCopies unlike_copies(const Bytes& copies) {
-  AllKnown all;
-  decode_into(all, copies);
-  std::map<std::string_view, const Known*> unlike;  // by name
-  for (const auto& [key, known] : all) {
+UnlikeCopies unlike_copies(const KnownCopies& copies) {
+  std::map<std::string_view, const KnownCopy*> unlike;  // by name
+  for (const auto& [key, known] : copies) {
     if (known.digests.size() > 1) unlike.emplace(known.name, &known);
   }
   UnlikeCopies found;
@@ -163,11 +115,9 @@ UnlikeCopies unlike_copies(const Bytes& copies) {
   return found;
 }
 
-std::map<std::uint64_t, std::uint64_t> written_of_unlike(const Bytes& copies) {
-  AllKnown all;
-  decode_into(all, copies);
+std::map<std::uint64_t, std::uint64_t> written_of_unlike(const KnownCopies& copies) {
   std::map<std::uint64_t, std::uint64_t> written;
-  for (const auto& [key, known] : all) {
+  for (const auto& [key, known] : copies) {
     if (known.digests.size() > 1) written.emplace(key, known.written);
   }
   return written;

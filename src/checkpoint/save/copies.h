@@ -15,6 +15,7 @@
 #include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/save/planned_leaf.h"
+#include "comm/message.h"
 #include "tessera/comm.h"
 #include "tessera/leaf.h"
 
@@ -41,9 +42,27 @@ struct HeldCopy {
 // This rank's part of a sum over all ranks, modulo 2^64, that is zero if all copies are equal.
 [[nodiscard]] std::uint64_t copies_term(const std::vector<HeldCopy>& copies);
 
-// The copies that ranks hold, as messages that combine.
-[[nodiscard]] Bytes encode_copies(const std::vector<HeldCopy>& copies, int rank);
-[[nodiscard]] Bytes combine_copies(const Bytes& left, const Bytes& right);
+// Ranks that hold the same.
+struct Alike {
+  std::uint64_t count = 0;
+  std::vector<int> ranks;  // the lowest sixteen
+};
+auto fields(FieldsOf<Alike> auto& alike) {
+  return std::tie(alike.count, alike.ranks);
+}
+// What several ranks say of one chunk or value.
+struct KnownCopy {
+  std::string name;
+  int writer = -1;
+  std::uint64_t written = 0;
+  std::map<std::uint64_t, Alike> digests = {};
+};
+auto fields(FieldsOf<KnownCopy> auto& copy) {
+  return std::tie(copy.name, copy.writer, copy.written, copy.digests);
+}
+using KnownCopies = std::map<std::uint64_t, KnownCopy>;  // by key
+[[nodiscard]] KnownCopies known_copies(const std::vector<HeldCopy>& copies, int rank);
+void join_copies(KnownCopies& all, const KnownCopies& more);  // of higher ranks
 
 // Things of which ranks hold something else than what is written.
 struct UnlikeCopies {
@@ -54,10 +73,10 @@ struct UnlikeCopies {
   std::size_t more_ranks = 0;
 };
 // `keys` is empty if there are none.
-[[nodiscard]] UnlikeCopies unlike_copies(const Bytes& copies);
+[[nodiscard]] UnlikeCopies unlike_copies(const KnownCopies& copies);
 
-// The digests of what is written of these things, by key. They travel as pairs of numbers.
-[[nodiscard]] std::map<std::uint64_t, std::uint64_t> written_of_unlike(const Bytes& copies);
+// The digests of what is written of these things, by key.
+[[nodiscard]] std::map<std::uint64_t, std::uint64_t> written_of_unlike(const KnownCopies& copies);
 
 // What to tell the user.
 [[nodiscard]] std::string to_string(const UnlikeCopies& copies);

@@ -10,6 +10,7 @@
 #include "checkpoint/save/place.h"
 #include "checkpoint/save/planned_leaf.h"
 #include "checkpoint/save/save_plan.h"
+#include "comm/message.h"
 #include "tessera/checkpoint.h"
 #include "tessera/comm.h"
 #include "tessera/storage.h"
@@ -25,6 +26,9 @@ struct Intent {
   std::uint64_t values = 0;  // and of all values
   bool tells = false;        // some parts are not to be computed by others
 };
+auto fields(FieldsOf<Intent> auto& intent) {
+  return std::tie(intent.leaves, intent.values, intent.tells);
+}
 [[nodiscard]] std::uint64_t digest_of(const std::vector<PlannedLeaf>& leaves);
 
 // Of several ranks.
@@ -34,10 +38,14 @@ struct Intents {
   bool same_values = true;
   Unseeing unseeing;
 };
-[[nodiscard]] Bytes encode_intents(const Intents& intents);
-[[nodiscard]] Intents decode_intents(const Bytes& message);
-[[nodiscard]] Bytes combine_intents(const Bytes& left, const Bytes& right);
+auto fields(FieldsOf<Intents> auto& intents) {
+  return std::tie(intents.first, intents.same_leaves, intents.same_values, intents.unseeing);
+}
+void join_intents(Intents& all, const Intents& more);
 
+constexpr IfDiffers last_of(IfDiffers) {
+  return IfDiffers::keep;
+}
 // What rank 0 says.
 struct Opening {
   std::string save_id;
@@ -49,8 +57,11 @@ struct Opening {
   IfDiffers copies = IfDiffers::warn;
   bool is_seen_late = false;  // some ranks have to wait until they see rank 0's probe
 };
-[[nodiscard]] Bytes encode_opening(const Opening& opening);
-[[nodiscard]] Opening decode_opening(const Bytes& message);
+auto fields(FieldsOf<Opening> auto& opening) {
+  return std::tie(opening.save_id, opening.attempt, opening.rules, opening.tells,
+                  opening.compare_values, opening.keep_values, opening.copies,
+                  opening.is_seen_late);
+}
 
 // What ranks report of the data files that they wrote, and what rank 0 makes of it.
 

@@ -1,6 +1,7 @@
 #include "checkpoint/save/place.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <set>
 #include <span>
@@ -100,24 +101,6 @@ void Unseeing::add(const Unseeing& higher) {
   }
 }
 
-void write_unseeing(MessageWriter& message, const Unseeing& unseeing) {
-  message.count(unseeing.ranks.size());
-  for (const auto& [rank, host, probe] : unseeing.ranks)
-    message.count(static_cast<std::uint64_t>(rank)).text(host).text(probe);
-  message.count(unseeing.more);
-}
-
-Unseeing read_unseeing(MessageReader& message) {
-  Unseeing unseeing;
-  for (auto count = message.count(); count > 0; --count) {
-    const int rank = static_cast<int>(message.count());
-    std::string host = message.text();
-    unseeing.ranks.push_back({rank, std::move(host), message.text()});
-  }
-  unseeing.more = message.count();
-  return unseeing;
-}
-
 // Nobody has asked for these names here before, so no cache says that they are not there.
 bool see_late(const Unseeing& unseeing, const Store& store, const std::string& own) {
   return !unseeing.ranks.empty() && shows_probe(store, own) &&
@@ -135,25 +118,11 @@ void await_probe(Group& group, const Store& store, const std::string& name,
   const auto contribute = [&] {
     Unseeing mine;
     if (!sees) mine.ranks.push_back({group.rank(), host_name()});
-    MessageWriter message;
-    write_unseeing(message, mine);
-    return message.take();
+    return mine;
   };
-  const auto combine = [](const Bytes& left, const Bytes& right) {
-    MessageReader first(left), second(right);
-    Unseeing both = read_unseeing(first);
-    both.add(read_unseeing(second));
-    MessageWriter message;
-    write_unseeing(message, both);
-    return message.take();
-  };
-  const auto conclude = [&](const Bytes& all) {
-    MessageReader message(all);
-    require_seen_by_all(read_unseeing(message), group.size(), store);
-    return Bytes();
-  };
+  const auto conclude = [&](const Unseeing& all) { require_seen_by_all(all, group.size(), store); };
   (void)confer_after_long_work(group, stop, work, "waiting for a directory to appear",
-                               {contribute, combine, conclude});
+                               conference_of(contribute, std::mem_fn(&Unseeing::add), conclude));
 }
 
 void require_seen_by_all(const Unseeing& unseeing, int ranks, const Store& store) {

@@ -55,6 +55,12 @@ struct Unseeing {
 
   void add(const Unseeing& higher);
 };
+auto fields(FieldsOf<Unseeing::Rank> auto& rank) {
+  return std::tie(rank.rank, rank.host, rank.probe);
+}
+auto fields(FieldsOf<Unseeing> auto& unseeing) {
+  return std::tie(unseeing.ranks, unseeing.more);
+}
 
 // What a rank sees of rank 0's object. If that is nothing, it puts one of its own there. If rank 0
 // sees that, both look at one place, and this rank sees late what is in it (fault-rows F24).
@@ -71,9 +77,6 @@ class ProbeLook {
   bool sees_ = true;
   std::optional<Probe> own_;
 };
-
-void write_unseeing(MessageWriter& message, const Unseeing& unseeing);
-[[nodiscard]] Unseeing read_unseeing(MessageReader& message);
 
 // On rank 0: whether it sees what each of them has put there, and still its own object: a directory
 // that was deleted and made again is none that is seen late.

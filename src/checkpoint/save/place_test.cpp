@@ -98,11 +98,7 @@ TEST(Probe, OfRanksThatDoNotSeeItSixteenAreNamedAndAllAreCounted) {
   Unseeing all;
   for (int rank = 0; rank < 20; ++rank) {
     const Unseeing one{{{rank, "h" + std::to_string(rank)}}, 0};
-    MessageWriter message;
-    write_unseeing(message, one);
-    const Bytes bytes = message.take();
-    MessageReader reader(bytes);
-    all.add(read_unseeing(reader));
+    all.add(from_message<Unseeing>(to_message(one)));
   }
   try {
     require_seen_by_all(all, 30, *memory_store());

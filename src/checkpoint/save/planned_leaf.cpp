@@ -37,9 +37,6 @@ void KeyErrors::require_none() const {
 
 namespace {
 
-// Flags of a leaf in a message.
-constexpr std::uint64_t kTensor = 1, kKept = 2;
-
 bool holds_part(const std::vector<HeldChunk>& held, const Placement& placement, const Shape& shape,
                 int rank) {
   std::vector<Box> boxes = boxes_of_part(placement, shape, part_of_rank(placement, rank));
@@ -54,26 +51,6 @@ std::optional<Placement> placement_of(const Tensor& tensor, int rank, int ranks)
   const Placement placement = tensor.placement.value_or(Placement{});
   if (!fits(placement, tensor.shape, ranks)) return std::nullopt;
   if (!holds_part(held_chunks(tensor), placement, tensor.shape, rank)) return std::nullopt;
-  return placement;
-}
-
-void write_placement(MessageWriter& message, const std::optional<Placement>& placement) {
-  message.count(placement ? 1 : 0);
-  if (!placement) return;
-  message.number(static_cast<std::int32_t>(placement->parts));
-  message.number(static_cast<std::int32_t>(placement->stride));
-  message.number(static_cast<std::int32_t>(placement->dim));
-  message.number(placement->shard).number(placement->begin);
-}
-
-std::optional<Placement> read_placement(MessageReader& message) {
-  if (message.count() == 0) return std::nullopt;
-  Placement placement;
-  placement.parts = message.number<std::int32_t>();
-  placement.stride = message.number<std::int32_t>();
-  placement.dim = message.number<std::int32_t>();
-  placement.shard = message.number<std::int64_t>();
-  placement.begin = message.number<std::int64_t>();
   return placement;
 }
 
@@ -130,28 +107,14 @@ std::string kept_name(const std::string& name, int rank) {
 }
 
 void write_leaf(MessageWriter& message, const PlannedLeaf& leaf) {
-  message.text(leaf.name);
   write_path(message, leaf.path);
-  message.count((leaf.is_tensor ? kTensor : 0) | (leaf.is_kept ? kKept : 0));
-  if (!leaf.is_tensor) return;
-  message.count(static_cast<std::uint64_t>(leaf.dtype));
-  write_shape(message, leaf.shape);
-  message.count(leaf.requires_grad ? 1 : 0);
-  write_placement(message, leaf.placement);
+  message.value(leaf);
 }
 
 PlannedLeaf read_leaf(MessageReader& message) {
-  PlannedLeaf leaf;
-  leaf.name = message.text();
-  leaf.path = read_path(message);
-  const std::uint64_t flags = message.count();
-  leaf.is_tensor = (flags & kTensor) != 0;
-  leaf.is_kept = (flags & kKept) != 0;
-  if (!leaf.is_tensor) return leaf;
-  leaf.dtype = static_cast<DType>(message.count());
-  leaf.shape = read_shape(message);
-  leaf.requires_grad = message.count() == 1;
-  leaf.placement = read_placement(message);
+  Path path = read_path(message);
+  auto leaf = message.value<PlannedLeaf>();
+  leaf.path = std::move(path);
   return leaf;
 }
 

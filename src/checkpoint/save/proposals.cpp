@@ -68,23 +68,11 @@ Bytes encode_proposal(const Proposal& proposal) {
   return message.take();
 }
 
-Bytes encode_choices(const std::vector<WriterChoice>& choices) {
-  MessageWriter message;
-  for (const WriterChoice& choice : choices) {
-    message.number(choice.key);
-    message.number(static_cast<std::int32_t>(choice.writer));
-    message.number(static_cast<std::int32_t>(choice.holders));
-  }
-  return message.take();
-}
-
-Choices decode_choices(const Bytes& bytes) {
+Choices choices_of(const Bytes& told) {
   Choices choices;
-  for (MessageReader message(bytes); !message.at_end();) {
-    WriterChoice choice;
-    choice.key = message.number<std::uint64_t>();
-    choice.writer = message.number<std::int32_t>();
-    choice.holders = message.number<std::int32_t>();
+  MessageReader message(told);
+  for (auto left = message.count(); left > 0; --left) {
+    const auto choice = message.value<WriterChoice>();
     choices.emplace(choice.key, choice);
   }
   return choices;

@@ -42,9 +42,12 @@ struct WriterChoice {
   int writer = 0;
   int holders = 0;
 };
+auto fields(FieldsOf<WriterChoice> auto& choice) {
+  return std::tie(choice.key, choice.writer, choice.holders);
+}
 using Choices = std::unordered_map<std::uint64_t, WriterChoice>;
-[[nodiscard]] Bytes encode_choices(const std::vector<WriterChoice>& choices);
-[[nodiscard]] Choices decode_choices(const Bytes& message);
+// Of a message of a vector of them.
+[[nodiscard]] Choices choices_of(const Bytes& told);
 
 // What all ranks told, on rank 0.
 class ToldLeaves {

@@ -17,10 +17,10 @@
 #include "checkpoint/save/save_dcp.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -95,7 +95,7 @@ class Saver final : public DcpSave {
     if (opening_.compare_values) compare_values();
     if (opening_.copies == IfDiffers::keep && group_.size() > 1) keep_unlike_tensors();
     Choices choices;
-    if (opening_.tells) choices = decode_choices(tell());
+    if (opening_.tells) choices = choices_of(tell());
     plan_own(choices);
   }
 
@@ -129,12 +129,11 @@ class Saver final : public DcpSave {
           planned_, [](const PlannedLeaf& leaf) { return leaf.is_tensor && !leaf.placement; });
       if (!leads()) look_.look(store_, MessageReader(prepared).text());
       look_.tell(mine.unseeing, group_.rank());
-      return encode_intents(mine);
+      return mine;
     };
-    opening_ = decode_opening(confer(group_, "planning a checkpoint",
-                                     {contribute, combine_intents, [this](const Bytes& all) {
-                                        return encode_opening(opening_for(decode_intents(all)));
-                                      }}));
+    const auto conclude = [this](const Intents& all) { return opening_for(all); };
+    opening_ = from_message<Opening>(
+        confer(group_, "planning a checkpoint", conference_of(contribute, join_intents, conclude)));
     opening_.rules.writer = options_.writer;
   }
 
@@ -220,12 +219,7 @@ class Saver final : public DcpSave {
       (void)keep_unlike("comparing values", held_values());
       return;
     }
-    (void)confer(group_, "comparing values",
-                 {[this] { return encode_copies(held_values(), group_.rank()); }, combine_copies,
-                  [this](const Bytes& all) {
-                    judge(unlike_copies(all), options_.values);
-                    return Bytes();
-                  }});
+    compare("comparing values", held_values(), options_.values);
   }
 
   // As with values, of tensors that ranks hold whole.
@@ -245,19 +239,9 @@ class Saver final : public DcpSave {
   // What this rank holds of a thing gets a name of its own if it is not what is written of it.
   // Returns whether that is so on any rank.
   bool keep_unlike(const std::string& operation, const std::vector<HeldCopy>& mine) {
-    const auto conclude = [](const Bytes& all) {
-      MessageWriter written;
-      for (const auto& [key, digest] : written_of_unlike(all)) written.number(key).number(digest);
-      return written.take();
-    };
-    const Bytes told =
-        confer(group_, operation,
-               {[&] { return encode_copies(mine, group_.rank()); }, combine_copies, conclude});
-    std::unordered_map<std::uint64_t, std::uint64_t> written_by_key;
-    for (MessageReader message(told); !message.at_end();) {
-      const auto key = message.number<std::uint64_t>();
-      written_by_key.emplace(key, message.number<std::uint64_t>());
-    }
+    const auto contribute = [&] { return known_copies(mine, group_.rank()); };
+    const auto written_by_key = from_message<std::map<std::uint64_t, std::uint64_t>>(
+        confer(group_, operation, conference_of(contribute, join_copies, written_of_unlike)));
     for (const HeldCopy& copy : mine) {
       const auto written = written_by_key.find(copy.key);
       if (written != written_by_key.end() && written->second != copy.digest) keep(copy.leaf);
@@ -308,13 +292,10 @@ class Saver final : public DcpSave {
       if (options_.same_keys) told.require_same_keys();
       told.finish();
       plan_all(std::move(told));
-      return encode_choices(plan_->choices());
+      return to_message(plan_->choices());
     };
-    return confer(
-        group_, "planning a checkpoint",
-        {[this] { return proposal(); },
-         [](Bytes left, const Bytes& right) { return side_by_side(std::move(left), right); },
-         choose});
+    return confer(group_, "planning a checkpoint",
+                  {[this] { return proposal(); }, side_by_side, choose});
   }
 
   // Rank 0.
@@ -351,13 +332,13 @@ class Saver final : public DcpSave {
   }
 
   void compare_copies(bool all_equal) {
-    if (all_equal) return;
-    (void)confer(group_, "comparing what several ranks hold",
-                 {[this] { return encode_copies(copies_, group_.rank()); }, combine_copies,
-                  [this](const Bytes& all) {
-                    judge(unlike_copies(all), opening_.copies);
-                    return Bytes();
-                  }});
+    if (!all_equal) compare("comparing what several ranks hold", copies_, opening_.copies);
+  }
+
+  void compare(const char* operation, const std::vector<HeldCopy>& copies, IfDiffers policy) {
+    const auto contribute = [&] { return known_copies(copies, group_.rank()); };
+    const auto conclude = [&](const KnownCopies& all) { judge(unlike_copies(all), policy); };
+    (void)confer(group_, operation, conference_of(contribute, join_copies, conclude));
   }
 
   void write_files(const std::stop_token& stop) {
@@ -535,7 +516,7 @@ SaveResult Saver::commit() {
     is_committed = true;
     is_uncommitted_ = false;
     leftovers_.after_commit(*store_);
-    return MessageWriter().number(result.files).number(result.total_bytes).take();
+    return to_message(std::pair(result.files, result.total_bytes));
   };
   Bytes told;
   try {
@@ -551,9 +532,8 @@ SaveResult Saver::commit() {
   }
   static_cast<IoReport&>(result) = counters_.report();
   result.save_id = opening_.save_id;
-  MessageReader message(told);
-  result.files = message.number<std::uint64_t>();
-  result.total_bytes = message.number<std::uint64_t>();
+  std::tie(result.files, result.total_bytes) =
+      from_message<std::pair<std::uint64_t, std::uint64_t>>(told);
   return result;
 }
 

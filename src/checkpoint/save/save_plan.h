@@ -49,6 +49,12 @@ struct FileRules {
   int level = 0;  // of the compression
   [[nodiscard]] bool are_compressed() const { return compression != Compression::none; }
 };
+constexpr Compression last_of(Compression) {
+  return Compression::zstd;
+}
+auto fields(FieldsOf<FileRules> auto& rules) {
+  return std::tie(rules.most, rules.one_an_item, rules.compression, rules.level);
+}
 // Those that the options ask for. Throws `invalid_argument` for a number of threads or a
 // level that is none.
 [[nodiscard]] FileRules file_rules(const SaveOptions& options);
@@ -102,6 +108,13 @@ struct PlanRules {
   WriterFunction writer = {};
   [[nodiscard]] WriterRules writers() const { return {replicas, writer}; }
 };
+constexpr ReplicaWriter last_of(ReplicaWriter) {
+  return ReplicaWriter::lowest_rank;
+}
+// Each rank has a writer of its own.
+auto fields(FieldsOf<PlanRules> auto& rules) {
+  return std::tie(rules.ranks, rules.files, rules.replicas, rules.everything_told);
+}
 
 // What one rank holds of a leaf, and may have to write.
 struct OwnItem {

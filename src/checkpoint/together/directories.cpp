@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <set>
-#include <span>
 #include <thread>
 #include <utility>
 
@@ -26,10 +26,6 @@ namespace tessera {
 namespace {
 
 constexpr const char* kOperation = "planning a checkpoint";
-
-Bytes all_of_it(Bytes all) {
-  return all;
-}
 
 }  // namespace
 
@@ -62,25 +58,6 @@ Directories::~Directories() {
   }
 }
 
-Bytes Directories::encode(const Sibling& sibling) {
-  return MessageWriter()
-      .count(static_cast<std::uint64_t>(sibling.publisher))
-      .text(sibling.working)
-      .text(sibling.probe)
-      .take();
-}
-
-std::vector<Directories::Sibling> Directories::decode(std::span<const std::byte> bytes) {
-  std::vector<Sibling> siblings;
-  for (MessageReader message(bytes); !message.at_end();) {
-    Sibling& sibling = siblings.emplace_back();
-    sibling.publisher = static_cast<int>(message.count());
-    sibling.working = message.text();
-    sibling.probe = message.text();
-  }
-  return siblings;
-}
-
 // Only a checkpoint is replaced: whatever else has the name stays.
 void Directories::require_replaceable() const {
   const std::vector<ObjectInfo> files = SubStore(*parent_, name_).list("");
@@ -105,13 +82,10 @@ void Directories::enter(const Sibling& sibling) {
 void Directories::begin() {
   const auto conclude = [this](const Bytes&) {
     const Sibling made = make();
-    return MessageWriter().text(random_uuid()).rest(encode(made)).take();
+    return to_message(std::pair(random_uuid(), made));
   };
-  const Bytes told =
-      confer(group_, kOperation, {[] { return Bytes(); }, combine_nothing, conclude});
-  MessageReader message(told);
-  save_id_ = message.text();
-  siblings_ = decode(message.rest());
+  std::tie(save_id_, siblings_.emplace_back()) = from_message<std::pair<std::string, Sibling>>(
+      confer(group_, kOperation, {[] { return Bytes(); }, combine_nothing, conclude}));
   enter(siblings_.front());
 }
 
@@ -177,47 +151,38 @@ void Directories::look_for_one() {
 std::vector<int> Directories::elect() {
   const auto contribute = [this] {
     if (publisher_ < 0 && siblings_.size() > 1) look_for_one();
-    return MessageWriter()
-        .count(publisher_ < 0 ? 0 : static_cast<std::uint64_t>(publisher_) + 1)
-        .number(same_host::host_digest())
-        .take();
+    return to_message(std::pair(publisher_, same_host::host_digest()));
   };
   const auto conclude = [](const Bytes& all) {
     std::set<std::uint64_t> hosts;
     std::vector<int> publishers;
-    MessageWriter elected;
-    for (MessageReader message(all); !message.at_end();) {
-      publishers.push_back(static_cast<int>(message.count()) - 1);
-      const auto host = message.number<std::uint64_t>();
-      if (publishers.back() < 0 && hosts.insert(host).second) elected.count(publishers.size() - 1);
+    std::vector<int> elected;
+    for (const auto& [publisher, host] : all_from_message<std::pair<int, std::uint64_t>>(all)) {
+      if (publisher < 0 && hosts.insert(host).second)
+        elected.push_back(static_cast<int>(publishers.size()));
+      publishers.push_back(publisher);
     }
-    if (!hosts.empty()) return MessageWriter().count(1).rest(elected.take()).take();
+    if (!hosts.empty()) return to_message(std::pair(true, elected));
     for (const int publisher : publishers) {
       if (publishers[static_cast<std::size_t>(publisher)] == publisher) continue;
       throw Error(ErrorCode::incomplete, "a rank sees the directory of rank " +
                                              std::to_string(publisher) +
                                              ", which writes into that of another rank");
     }
-    MessageWriter found;
-    found.count(0);
-    for (const int publisher : publishers) found.count(static_cast<std::uint64_t>(publisher));
-    return found.take();
+    return to_message(std::pair(false, publishers));
   };
-  const Bytes told = confer(group_, kOperation, {contribute, side_by_side, conclude});
-  MessageReader message(told);
-  const bool is_election = message.count() == 1;
-  std::vector<int> ranks;
-  while (!message.at_end()) ranks.push_back(static_cast<int>(message.count()));
-  if (is_election) return ranks;
+  auto [is_election, ranks] = from_message<std::pair<bool, std::vector<int>>>(
+      confer(group_, kOperation, {contribute, side_by_side, conclude}));
+  if (is_election) return std::move(ranks);
   publishers_ = std::move(ranks);
   return {};
 }
 
 void Directories::make_more(const std::vector<int>& makers) {
   const bool is_maker = std::ranges::binary_search(makers, group_.rank());
-  const auto contribute = [&] { return is_maker ? encode(make()) : Bytes(); };
-  for (Sibling& made : decode(confer(group_, kOperation, {contribute, side_by_side, all_of_it})))
-    siblings_.push_back(std::move(made));
+  const auto contribute = [&] { return is_maker ? to_message(make()) : Bytes(); };
+  const Bytes all = confer(group_, kOperation, {contribute, side_by_side, std::identity()});
+  for (Sibling& made : all_from_message<Sibling>(all)) siblings_.push_back(std::move(made));
 }
 
 void Directories::find_others() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/save/place.h"
+#include "comm/message.h"
 #include "tessera/comm.h"
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
@@ -81,8 +82,9 @@ class Directories {
     std::string working;  // in the store that the directory is in
     std::string probe;    // in the sibling
   };
-  static Bytes encode(const Sibling& sibling);
-  static std::vector<Sibling> decode(std::span<const std::byte> bytes);
+  friend auto fields(FieldsOf<Sibling> auto& sibling) {
+    return std::tie(sibling.publisher, sibling.working, sibling.probe);
+  }
 
   void require_replaceable() const;
   [[nodiscard]] Sibling make();

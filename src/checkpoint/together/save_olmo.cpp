@@ -12,6 +12,7 @@
 #include "checkpoint/together/save_olmo.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -71,6 +72,9 @@ void require_plain(const SaveOptions& options, bool is_set) {
 
 // Who writes into rank 0's directory: all ranks; all, and some see late what is in it; some alone.
 enum class Sharing : std::uint8_t { all, late, some };
+constexpr Sharing last_of(Sharing) {
+  return Sharing::some;
+}
 
 bool is_set(CheckpointKind kind) {
   return kind == CheckpointKind::safetensors;
@@ -87,42 +91,38 @@ std::vector<Leaf> tensors_in(const Value& tree, const SaveOptions& options) {
   return leaves;
 }
 
-// Two messages in one.
-struct Pair {
-  Bytes first, second;
+// What ranks are about to save, and the sizes of their pickles by rank.
+using Plans = std::pair<Intents, std::vector<std::uint64_t>>;
+
+void join_plans(Plans& all, const Plans& more) {
+  join_intents(all.first, more.first);
+  all.second.insert(all.second.end(), more.second.begin(), more.second.end());
+}
+
+// What ranks have written, and the sums of their parts of the state.
+using Written = std::pair<FileSums, StateSums>;
+
+void join_written(Written& all, const Written& more) {
+  join_sums(all.first, more.first);
+  join_state_sums(all.second, more.second);
+}
+
+// How many files are in a directory, and their bytes.
+using Counts = std::pair<std::uint64_t, std::uint64_t>;
+
+void join_counts(Counts& all, const Counts& more) {
+  all.first += more.first;
+  all.second += more.second;
+}
+
+// A file that is finished.
+struct MadeFile {
+  int publisher = 0;
+  std::string name;
+  std::uint64_t size = 0;
 };
-
-Bytes encode(const Pair& pair) {
-  return MessageWriter().block(pair.first).rest(pair.second).take();
-}
-
-Pair decode_pair(const Bytes& bytes) {
-  MessageReader message(bytes);
-  const auto first = message.block();
-  return {Bytes(first.begin(), first.end()), Bytes(message.rest().begin(), message.rest().end())};
-}
-
-// Of what ranks are about to save, and of the sizes of their pickles: numbers of 64 bits, by rank.
-Bytes combine_plans(const Bytes& left, const Bytes& right) {
-  Pair a = decode_pair(left);
-  const Pair b = decode_pair(right);
-  return encode({combine_intents(a.first, b.first), side_by_side(std::move(a.second), b.second)});
-}
-
-// Of what ranks have written, and of the digests of their parts of the state.
-Bytes combine_written(const Bytes& left, const Bytes& right) {
-  const Pair a = decode_pair(left);
-  const Pair b = decode_pair(right);
-  return encode({combine_sums(a.first, b.first), combine_state_sums(a.second, b.second)});
-}
-
-// Of how many files are in a directory, and of their bytes.
-Bytes add_counts(const Bytes& left, const Bytes& right) {
-  MessageReader a(left);
-  MessageReader b(right);
-  const auto files = a.number<std::uint64_t>() + b.number<std::uint64_t>();
-  const auto bytes = a.number<std::uint64_t>() + b.number<std::uint64_t>();
-  return MessageWriter().number(files).number(bytes).take();
+auto fields(FieldsOf<MadeFile> auto& file) {
+  return std::tie(file.publisher, file.name, file.size);
 }
 
 class Saver final : public OlmoKindSave {
@@ -151,11 +151,9 @@ class Saver final : public OlmoKindSave {
   std::uint64_t write() override {
     if (dcp_) dcp_bytes_ = dcp_->write();
     const auto work = [this](const std::stop_token& stop) { write_files(stop); };
-    const Conference written{[this] {
-                               return encode({encode_sums(sums_), encode_state_sums(state_sums_)});
-                             },
-                             combine_written,
-                             [this](const Bytes& all) { return conclude_written(all); }};
+    const Conference written =
+        conference_of([this] { return Written(sums_, state_sums_); }, join_written,
+                      [this](Written all) { return conclude_written(std::move(all)); });
     constexpr const char* kOperation = "writing a checkpoint";
     Bytes told;
     if (travels_) {
@@ -165,9 +163,9 @@ class Saver final : public OlmoKindSave {
     } else {
       told = confer_after_long_work(group_, options_.stop, work, kOperation, written);
     }
-    const Pair all = decode_pair(told);
-    sums_ = decode_sums(all.first);
-    if (directories_.are_several()) digests_ = decode_digests(all.second);
+    StateDigests digests;
+    std::tie(sums_, digests) = from_message<std::pair<FileSums, StateDigests>>(told);
+    if (directories_.are_several()) digests_ = std::move(digests);
     return bytes_written_ + dcp_bytes_;
   }
 
@@ -202,27 +200,22 @@ class Saver final : public OlmoKindSave {
       mine.first.leaves = tensors_.digest();
       mine.first.values = digest_of_values(state_, layout());
       directories_.look_for_first(mine.unseeing);
-      return encode({encode_intents(mine), MessageWriter().number(files_.pickle_size()).take()});
+      return Plans(mine, {files_.pickle_size()});
     };
-    const auto conclude = [this](const Bytes& all) {
-      const Pair plans = decode_pair(all);
-      const Intents intents = decode_intents(plans.first);
+    const auto conclude = [this](const Plans& all) {
+      const auto& [intents, sizes] = all;
       const bool same = intents.same_leaves && intents.same_values;
-      MessageWriter message;
-      message.count(same ? 1 : 0).number(sharing_of(intents.unseeing));
-      return message.rest(plans.second).take();
+      return std::pair(std::pair(same, sharing_of(intents.unseeing)), sizes);
     };
-    const Bytes told =
-        confer(group_, "planning a checkpoint", {contribute, combine_plans, conclude});
-    MessageReader message(told);
-    if (message.count() == 0) refuse_difference(state_, layout(), tensors_, group_);
-    settle(message.number<Sharing>());
-    std::vector<std::uint64_t> sizes;
-    while (!message.at_end()) sizes.push_back(message.number<std::uint64_t>());
-    agree(group_, "planning a checkpoint", [&] {
+    using Told = std::pair<std::pair<bool, Sharing>, std::vector<std::uint64_t>>;
+    const auto [decided, pickles] = from_message<Told>(
+        confer(group_, "planning a checkpoint", conference_of(contribute, join_plans, conclude)));
+    if (!decided.first) refuse_difference(state_, layout(), tensors_, group_);
+    settle(decided.second);
+    agree(group_, "planning a checkpoint", [&, &pickles = pickles] {
       if (leads() && !directories_.are_several())
         directories_.require_room(tensor_bytes(leaves_of(OlmoState(state_).tree())));
-      files_.open(sizes, travels_);
+      files_.open(pickles, travels_);
     });
   }
 
@@ -341,13 +334,11 @@ class Saver final : public OlmoKindSave {
   }
 
   // Rank 0. Returns what was written into each record, and to several publishers the digests.
-  Bytes conclude_written(const Bytes& all) {
-    Pair written = decode_pair(all);
-    const SummedState state = summed(tensors_, written.second);
+  std::pair<FileSums, StateDigests> conclude_written(Written all) {
+    const SummedState state = summed(tensors_, all.second);
     digests_ = state.digests;
     if (!state.unlike.empty()) judge(state.unlike);
-    return encode({std::move(written.first),
-                   directories_.are_several() ? encode_digests(digests_) : Bytes()});
+    return {std::move(all.first), directories_.are_several() ? digests_ : StateDigests()};
   }
 
   void judge(const std::vector<std::string>& unlike) const {
@@ -359,25 +350,21 @@ class Saver final : public OlmoKindSave {
     throw Error(ErrorCode::mismatch, text).at_key(unlike.front());
   }
 
-  // By the makers. Returns names and sizes of this rank's files, and who publishes them.
+  // By the makers. Returns this rank's files, side by side.
   Bytes finish_files() {
     MessageWriter message;
     for (const auto& file : files_.files()) {
       if (!file->is_made_here()) continue;
       file->finish(sums_, *directories_.working());
-      message.count(static_cast<std::uint64_t>(directories_.publisher()));
-      message.text(file->name()).number(file->size());
+      message.value(MadeFile{directories_.publisher(), file->name(), file->size()});
     }
     return message.take();
   }
 
   // By a publisher: sees the files that it publishes.
   void require_in_store(const Bytes& all) {
-    for (MessageReader message(all); !message.at_end();) {
-      const bool is_ours = static_cast<int>(message.count()) == directories_.publisher();
-      const std::string name = message.text();
-      const auto size = message.number<std::uint64_t>();
-      if (!is_ours) continue;
+    for (const auto& [publisher, name, size] : all_from_message<MadeFile>(all)) {
+      if (publisher != directories_.publisher()) continue;
       const std::uint64_t found = directories_.working()->open(name)->size();
       if (found != size) {
         throw Error(ErrorCode::incomplete, "a file has " + std::to_string(found) + " bytes here, " +
@@ -412,9 +399,7 @@ class Saver final : public OlmoKindSave {
     put_file(olmo::kConfigFile, config);
   }
 
-  [[nodiscard]] Bytes counts() const {
-    return MessageWriter().number(result_.files).number(result_.total_bytes).take();
-  }
+  [[nodiscard]] Counts counts() const { return {result_.files, result_.total_bytes}; }
 
   // Returns counts of all files.
   Bytes publish_one() {
@@ -423,30 +408,26 @@ class Saver final : public OlmoKindSave {
                    [this](const Bytes& all) {
                      complete(all, config_);
                      directories_.publish();
-                     return counts();
+                     return to_message(counts());
                    }});
   }
 
   // The same where each node has a directory: no rank publishes before all are complete.
   Bytes publish_each() {
-    const Bytes told =
-        confer(group_, kCommit,
-               {[this] {
-                  directories_.require_apart();
-                  return finish_files();
-                },
-                side_by_side,
-                [this](const Bytes& all) {
-                  return encode({all, Bytes(bytes_of(config_).begin(), bytes_of(config_).end())});
-                }});
-    const Pair all = decode_pair(told);
-    const std::string config(reinterpret_cast<const char*>(all.second.data()), all.second.size());
-    const auto complete_own = [&] {
-      if (directories_.publishes()) complete(all.first, config);
+    const Bytes told = confer(
+        group_, kCommit,
+        {[this] {
+           directories_.require_apart();
+           return finish_files();
+         },
+         side_by_side, [this](const Bytes& all) { return to_message(std::pair(all, config_)); }});
+    const auto [files, config] = from_message<std::pair<Bytes, std::string>>(told);
+    const auto complete_own = [&, &files = files, &config = config] {
+      if (directories_.publishes()) complete(files, config);
       return counts();
     };
     Bytes counted =
-        confer(group_, kCommit, {complete_own, add_counts, [](Bytes sum) { return sum; }});
+        confer(group_, kCommit, conference_of(complete_own, join_counts, std::identity()));
     agree(group_, kCommit, [this] { publish_own(); });
     return counted;
   }
@@ -518,9 +499,7 @@ SaveResult Saver::commit() {
         .at_path(directories_.path())
         .while_doing(kCommit);
   }
-  MessageReader message(told);
-  result_.files = message.number<std::uint64_t>();
-  result_.total_bytes = message.number<std::uint64_t>();
+  std::tie(result_.files, result_.total_bytes) = from_message<Counts>(told);
   result_.bytes_written = bytes_written_ + dcp_bytes_;
   result_.save_id = directories_.save_id();
   return result_;

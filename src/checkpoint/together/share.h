@@ -12,6 +12,7 @@
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/save/planned_leaf.h"
+#include "comm/message.h"
 #include "tessera/comm.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
@@ -29,16 +30,16 @@ struct WrittenSum {
     terms ^= other.terms;
   }
 };
+auto fields(FieldsOf<WrittenSum> auto& sum) {
+  return std::tie(sum.bytes, sum.terms);
+}
 
 // By number of the file and of the record in it; both are the same on all ranks.
 using FileSums = std::map<std::pair<std::uint32_t, std::uint32_t>, WrittenSum>;
+void join_sums(FileSums& all, const FileSums& more);
 
 // Of elements that this rank has written, by tensor: as bytes of the tensor in row-major order.
 using TensorSums = std::unordered_map<const Leaf*, WrittenSum>;
-
-[[nodiscard]] Bytes encode_sums(const FileSums& sums);
-[[nodiscard]] FileSums decode_sums(const Bytes& message);
-[[nodiscard]] Bytes combine_sums(const Bytes& left, const Bytes& right);
 
 // The tensors of a state that N ranks save, and what each rank holds of them.
 

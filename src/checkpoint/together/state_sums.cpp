@@ -59,17 +59,6 @@ TensorSum sum_tensor(const PlacedTensor& placed, const TensorSums& written, cons
   return {own.bytes, static_cast<std::uint64_t>(holders.count - 1) * value, own.terms};
 }
 
-StateSums decode_state_sums(const Bytes& bytes) {
-  StateSums sums;
-  for (MessageReader message(bytes); !message.at_end();) {
-    TensorSum& sum = sums.emplace_back();
-    sum.bytes = message.count();
-    sum.difference = message.number<std::uint64_t>();
-    sum.terms = message.number<std::uint32_t>();
-  }
-  return sums;
-}
-
 std::vector<Leaf> tensors_in(const Value& tree) {
   std::vector<Leaf> leaves = leaves_of(tree);
   std::erase_if(leaves, [](const Leaf& leaf) { return !leaf.value.is(Value::Kind::tensor); });
@@ -100,29 +89,18 @@ StateSums sum_state(const PlacedTensors& tensors, const TensorSums& written, con
   return sums;
 }
 
-Bytes encode_state_sums(const StateSums& sums) {
-  MessageWriter message;
-  for (const TensorSum& sum : sums)
-    message.count(sum.bytes).number(sum.difference).number(sum.terms);
-  return message.take();
-}
-
-Bytes combine_state_sums(const Bytes& left, const Bytes& right) {
-  StateSums both = decode_state_sums(left);
-  const StateSums more = decode_state_sums(right);
-  if (both.size() != more.size())
+void join_state_sums(StateSums& all, const StateSums& more) {
+  if (all.size() != more.size())
     throw Error(ErrorCode::mismatch, "ranks have states of different tensors");
-  for (std::size_t i = 0; i < both.size(); ++i) {
-    both[i].bytes += more[i].bytes;
-    both[i].difference += more[i].difference;
-    both[i].terms ^= more[i].terms;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].bytes += more[i].bytes;
+    all[i].difference += more[i].difference;
+    all[i].terms ^= more[i].terms;
   }
-  return encode_state_sums(both);
 }
 
-SummedState summed(const PlacedTensors& tensors, const Bytes& all) {
+SummedState summed(const PlacedTensors& tensors, const StateSums& sums) {
   SummedState result;
-  const StateSums sums = decode_state_sums(all);
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const Leaf& leaf = *tensors.all()[i].leaf;
     const std::uint64_t size =
@@ -136,21 +114,6 @@ SummedState summed(const PlacedTensors& tensors, const Bytes& all) {
     if (sums[i].difference != 0) result.unlike.push_back(leaf.name);
   }
   return result;
-}
-
-Bytes encode_digests(const StateDigests& digests) {
-  MessageWriter message;
-  for (const auto& [name, crc] : digests) message.text(name).number(crc);
-  return message.take();
-}
-
-StateDigests decode_digests(const Bytes& bytes) {
-  StateDigests digests;
-  for (MessageReader message(bytes); !message.at_end();) {
-    std::string name = message.text();
-    digests.emplace(std::move(name), message.number<std::uint32_t>());
-  }
-  return digests;
 }
 
 std::string state_file_text(const StateDigests& digests, const std::string& save_id) {
@@ -230,19 +193,19 @@ StateDigests state_digests(const Value& tree, Group& group, int threads, const L
     leaves = tensors_in(tree);
     tensors.emplace(pointers_to(leaves), group.rank(), group.size());
     const TensorSums known = loaded == nullptr ? TensorSums() : loaded->sums_->of_leaves(leaves);
-    return encode_state_sums(sum_state(*tensors, known, {group.rank(), group.size(), threads}));
+    return sum_state(*tensors, known, {group.rank(), group.size(), threads});
   };
-  const auto conclude = [&](const Bytes& all) {
-    const SummedState state = summed(*tensors, all);
+  const auto conclude = [&](const StateSums& all) {
+    SummedState state = summed(*tensors, all);
     if (!state.unlike.empty()) {
       throw Error(ErrorCode::mismatch, std::to_string(state.unlike.size()) +
                                            " tensors differ between ranks that hold the same part")
           .at_key(state.unlike.front());
     }
-    return encode_digests(state.digests);
+    return std::move(state.digests);
   };
-  return decode_digests(
-      confer(group, "digesting a state", {contribute, combine_state_sums, conclude}));
+  return from_message<StateDigests>(
+      confer(group, "digesting a state", conference_of(contribute, join_state_sums, conclude)));
 }
 
 namespace {
@@ -265,27 +228,16 @@ NamedDigests values_of(const OlmoState& state, const NamedDigests& more) {
   return values;
 }
 
-Bytes encode(const OlmoState& state, const NamedDigests& more, const PlacedTensors& tensors) {
-  MessageWriter message;
-  for (const auto& [name, digest] : values_of(state, more)) message.text(name).number(digest);
+DigestsOfRank digests_of(const OlmoState& state, const NamedDigests& more,
+                         const PlacedTensors& tensors) {
+  DigestsOfRank digests;
+  for (const auto& [name, digest] : values_of(state, more)) digests.emplace(name, digest);
   for (const PlacedTensor& placed : tensors.all()) {
     const Tensor& tensor = placed.leaf->value.as_tensor();
     const std::string is = std::string(to_string(tensor.dtype)) + to_string(tensor.shape);
-    message.text(placed.leaf->name).number(digest64(bytes_of(is)));
+    digests.emplace(placed.leaf->name, digest64(bytes_of(is)));
   }
-  return MessageWriter().block(message.take()).take();
-}
-
-std::vector<DigestsOfRank> decode(const Bytes& all) {
-  std::vector<DigestsOfRank> ranks;
-  for (MessageReader message(all); !message.at_end();) {
-    ranks.emplace_back();
-    for (MessageReader one(message.block()); !one.at_end();) {
-      std::string name = one.text();
-      ranks.back().emplace(std::move(name), one.number<std::uint64_t>());
-    }
-  }
-  return ranks;
+  return digests;
 }
 
 [[noreturn]] void refuse_differences(const std::vector<DigestsOfRank>& ranks) {
@@ -324,8 +276,10 @@ std::uint64_t digest_of_values(const OlmoState& state, const NamedDigests& more)
 
 void refuse_difference(const OlmoState& state, const NamedDigests& more,
                        const PlacedTensors& tensors, Group& group) {
-  const auto contribute = [&] { return encode(state, more, tensors); };
-  const auto conclude = [](const Bytes& all) -> Bytes { refuse_differences(decode(all)); };
+  const auto contribute = [&] { return to_message(digests_of(state, more, tensors)); };
+  const auto conclude = [](const Bytes& all) -> Bytes {
+    refuse_differences(all_from_message<DigestsOfRank>(all));
+  };
   (void)confer(group, "comparing states", {contribute, side_by_side, conclude});
 }
 

@@ -10,6 +10,7 @@
 #include "checkpoint/open/olmo_state.h"
 #include "checkpoint/read/side_file.h"
 #include "checkpoint/together/share.h"
+#include "comm/message.h"
 #include "tessera/comm.h"
 #include "tessera/state_digests.h"
 
@@ -21,6 +22,9 @@ struct TensorSum {
   std::uint64_t difference = 0;  // zero if all that hold the same part hold equal bytes
   std::uint32_t terms = 0;       // of base/crc32.h
 };
+auto fields(FieldsOf<TensorSum> auto& sum) {
+  return std::tie(sum.bytes, sum.difference, sum.terms);
+}
 using StateSums = std::vector<TensorSum>;  // in the order of the tensors
 
 // Of what this rank holds, all its bytes. Those of tensors all of which is in `written` are not
@@ -33,8 +37,8 @@ struct SumJob {
 };
 [[nodiscard]] StateSums sum_state(const PlacedTensors& tensors, const TensorSums& written,
                                   const SumJob& job);
-[[nodiscard]] Bytes encode_state_sums(const StateSums& sums);
-[[nodiscard]] Bytes combine_state_sums(const Bytes& left, const Bytes& right);
+// Throws `mismatch` for another number of tensors.
+void join_state_sums(StateSums& all, const StateSums& more);
 
 // Of the sums of all ranks.
 struct SummedState {
@@ -42,10 +46,7 @@ struct SummedState {
   std::vector<std::string> unlike;  // that differ between ranks
 };
 // Throws `incomplete` for a tensor that ranks do not have all of.
-[[nodiscard]] SummedState summed(const PlacedTensors& tensors, const Bytes& all);
-
-[[nodiscard]] Bytes encode_digests(const StateDigests& digests);
-[[nodiscard]] StateDigests decode_digests(const Bytes& message);
+[[nodiscard]] SummedState summed(const PlacedTensors& tensors, const StateSums& sums);
 
 // tessera-state.json (kStateFile), which has them beside a checkpoint.
 [[nodiscard]] std::string state_file_text(const StateDigests& digests, const std::string& save_id);

@@ -106,38 +106,18 @@ struct KnownBuffer {
   bool differs = false;
   bool is_rank0s = false;
 };
+auto fields(FieldsOf<KnownBuffer> auto& known) {
+  return std::tie(known.digest, known.differs, known.is_rank0s);
+}
 using KnownBuffers = std::map<std::string, KnownBuffer>;
 
-Bytes encode(const KnownBuffers& known) {
-  MessageWriter message;
-  for (const auto& [name, one] : known) {
-    message.text(name).number(one.digest);
-    message.count(one.differs ? 1 : 0).count(one.is_rank0s ? 1 : 0);
-  }
-  return message.take();
-}
-
-KnownBuffers decode_known(const Bytes& bytes) {
-  KnownBuffers known;
-  for (MessageReader message(bytes); !message.at_end();) {
-    auto name = message.text();
-    KnownBuffer one{.digest = message.number<std::uint64_t>()};
-    one.differs = message.count() != 0;
-    one.is_rank0s = message.count() != 0;
-    known.emplace(std::move(name), one);
-  }
-  return known;
-}
-
-Bytes combine_known(const Bytes& left, const Bytes& right) {
-  auto all = decode_known(left);
-  for (const auto& [name, other] : decode_known(right)) {
+void join_known(KnownBuffers& all, const KnownBuffers& more) {
+  for (const auto& [name, other] : more) {
     const auto [at, is_new] = all.emplace(name, other);
     if (is_new) continue;
     at->second.differs |= other.differs || at->second.digest != other.digest;
     at->second.is_rank0s |= other.is_rank0s;
   }
-  return encode(all);
 }
 
 // A digest, or nothing: ranks have others.
@@ -181,7 +161,7 @@ class BufferComparison {
     const auto conclude = [&](const Bytes& all) {
       MessageWriter values;
       std::vector<std::string> names;
-      for (const auto& [name, known] : decode_known(all)) {
+      for (const auto& [name, known] : from_message<KnownBuffers>(all)) {
         if (!known.differs || !known.is_rank0s) continue;
         names.push_back(name);
         values.text(name).block(host_bytes(to_host(buffers_.at(name))));
@@ -190,7 +170,8 @@ class BufferComparison {
       return values.take();
     };
     const Bytes values =
-        confer(group_, kComparing, {[&] { return encode(mine_); }, combine_known, conclude});
+        confer(group_, kComparing,
+               {[&] { return to_message(mine_); }, combine_by<KnownBuffers>(join_known), conclude});
     for (MessageReader message(values); !message.at_end();) {
       const auto name = message.text();
       const auto elements = message.block();
