@@ -27,7 +27,6 @@ class ModelSetter {
   IncompatibleKeys apply();
 
  private:
-  [[nodiscard]] bool is_from_first() const;
   void plan(const Value& state, bool may_be_empty);
   void compare_names(const Value& state);
   void plan_whole(const StateEntry& entry, const Value& given) const;

@@ -24,7 +24,6 @@ class ShardChanges {
   // Keeps a digest of what the shard holds until it is gathered again: torch::optim::SGD changes it
   // through data(), which leaves no version behind. A shard elsewhere is copied to the CPU for it.
   void remember();
-  [[nodiscard]] bool is_remembered() const noexcept { return remembered_.has_value(); }
   // On this rank, since it was remembered.
   [[nodiscard]] bool has_changed() const;
 
