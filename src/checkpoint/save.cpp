@@ -152,8 +152,7 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
   Location where = given;
   CheckpointKind kind{};
   bool is_staged = false;
-  std::unique_ptr<DcpSave> dcp;
-  std::unique_ptr<OlmoKindSave> olmo;
+  std::unique_ptr<GroupSave> job;  // none: it is staged, or one file
   Checkpoint file;
   log.phase("plan", [&] {
     const auto begin = [&]() -> Bytes {
@@ -161,12 +160,12 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
       require_fitting(given, kind, options);
       where = located_target(given, options.safetensors ? "" : row_of(kind).file);
       if (kind == CheckpointKind::dcp) {
-        dcp = dcp_save(tree, root_of(where), group, options);
+        job = dcp_save(tree, root_of(where), group, options);
       } else if (is_filled_together(kind, options) && needs_staging(where)) {
         is_staged = true;
         if (group.rank() == 0) require_target(where, options_to_upload(options));
       } else if (is_filled_together(kind, options)) {
-        olmo = olmo_kind_save(tree, where, kind, options, group);
+        job = olmo_kind_save(tree, where, kind, options, group);
       } else {
         require_one_rank(where, group);
         require_plain(where, options);
@@ -176,9 +175,8 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
     };
     const Bytes prepared =
         confer(group, "planning a checkpoint",
-               {begin, same_kind, [&](const Bytes&) { return dcp ? dcp->prepare() : Bytes(); }});
-    if (dcp) dcp->plan(prepared);
-    if (olmo) olmo->plan();
+               {begin, same_kind, [&](const Bytes&) { return job ? job->prepare() : Bytes(); }});
+    if (job) job->plan(prepared);
     return 0;
   });
   if (is_staged) {
@@ -187,16 +185,16 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
     return save_staged(tree, given, how, group, log);
   }
   SaveResult result;
-  if (!dcp && !olmo) {
+  if (!job) {
     log.phase("write", [&] {
       result = save_file(file, where, kind, options);
       return result.bytes_written;
     });
     return result;
   }
-  log.phase("write", [&] { return dcp ? dcp->write() : olmo->write(); });
+  log.phase("write", [&] { return job->write(); });
   log.phase("commit", [&] {
-    result = dcp ? dcp->commit() : olmo->commit();
+    result = job->commit();
     return 0;
   });
   return result;

@@ -65,7 +65,7 @@ EmptyDicts empty_dicts_of(const Value& tree) {
   return found;
 }
 
-class Saver final : public DcpSave {
+class Saver final : public GroupSave {
  public:
   Saver(const Value& tree, std::shared_ptr<Store> store, Group& group, const SaveOptions& options)
       : leaves_(leaves_to_save(flatten(tree), options)),
@@ -539,8 +539,8 @@ SaveResult Saver::commit() {
 
 }  // namespace
 
-std::unique_ptr<DcpSave> dcp_save(const Value& tree, std::shared_ptr<Store> store, Group& group,
-                                  const SaveOptions& options) {
+std::unique_ptr<GroupSave> dcp_save(const Value& tree, std::shared_ptr<Store> store, Group& group,
+                                    const SaveOptions& options) {
   return std::make_unique<Saver>(tree, std::move(store), group, options);
 }
 

@@ -22,7 +22,6 @@
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/save/hooks.h"
 #include "checkpoint/save/messages.h"
-#include "checkpoint/save/save_dcp.h"
 #include "checkpoint/together/directories.h"
 #include "checkpoint/together/olmo_files.h"
 #include "checkpoint/together/share.h"
@@ -125,7 +124,7 @@ auto fields(FieldsOf<MadeFile> auto& file) {
   return std::tie(file.publisher, file.name, file.size);
 }
 
-class Saver final : public OlmoKindSave {
+class Saver final : public GroupSave {
  public:
   Saver(const Value& tree, const Location& where, CheckpointKind kind, const SaveOptions& options,
         Group& group)
@@ -142,7 +141,7 @@ class Saver final : public OlmoKindSave {
     require_own_kind(config_, kind);
   }
 
-  void plan() override {
+  void plan(const Bytes& prepared) override {
     directories_.begin();
     agree_on_state();
     if (kind_ == CheckpointKind::olmo_torch_new) plan_dcp();
@@ -469,8 +468,8 @@ class Saver final : public OlmoKindSave {
   bool travels_ = false;  // some ranks do not reach a file that they write into
   Value dcp_tree_;
   SaveOptions dcp_options_;
-  std::unique_ptr<DcpSave> dcp_;  // olmo_torch_new
-  FileSums sums_;                 // of this rank, then of all
+  std::unique_ptr<GroupSave> dcp_;  // olmo_torch_new
+  FileSums sums_;                   // of this rank, then of all
   StateSums state_sums_;
   StateDigests digests_;  // of publishers
   SaveResult result_;
@@ -507,9 +506,9 @@ SaveResult Saver::commit() {
 
 }  // namespace
 
-std::unique_ptr<OlmoKindSave> olmo_kind_save(const Value& tree, const Location& where,
-                                             CheckpointKind kind, const SaveOptions& options,
-                                             Group& group) {
+std::unique_ptr<GroupSave> olmo_kind_save(const Value& tree, const Location& where,
+                                          CheckpointKind kind, const SaveOptions& options,
+                                          Group& group) {
   return std::make_unique<Saver>(tree, where, kind, options, group);
 }
 
