@@ -39,7 +39,7 @@ double memory(const std::string& what) {
   return 0;
 }
 
-// Of all ranks.
+// The most that any rank has.
 double most(double mine, tessera::Group& group) {
   const auto* bytes = reinterpret_cast<const std::byte*>(&mine);
   double found = mine;

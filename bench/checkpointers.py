@@ -15,7 +15,7 @@ PARITY = ROOT / "tests/parity"
 KINDS = ["torch_new", "torch_legacy", "local", "full"]
 RANKS = 2
 BLOCK = 1 << 20
-# Of a process: the names that programs print, and titles.
+# The names that programs print of a process, and titles.
 COLUMNS = {"save_s": "save, s", "restore_s": "restore, s", "save_above_mb": "save, MB above rest",
            "restore_above_mb": "restore, MB above rest"}
 MAKE_CONFIG = """
@@ -75,7 +75,7 @@ def show(kind, size, rows, raw):
     print(f"\n{kind}, {size / 1e6:.0f} MB, {RANKS} ranks\n{'':24} {'tessera':>9} {'ai2-olmo':>9} {'ratio':>7}")
     for key, title in COLUMNS.items():
         is_time = key.endswith("_s")
-        # Of memory the most counts, of times the median.
+        # The most counts of memory, the median of times.
         ours, theirs = ((statistics.median if is_time else max)(row[key] for row in rows[name]) for name in ("tessera", "ai2-olmo"))
         print(f"{title:24} {ours:9.2f} {theirs:9.2f}" + (f" {theirs / ours:6.1f}x" if is_time else ""))
     save, disk = statistics.median(row["save_s"] for row in rows["tessera"]), statistics.median(raw)

@@ -176,7 +176,7 @@ void wait_for(torch::Device device) {
   if (!device.is_cpu()) at::accelerator::synchronizeDevice(device.index());
 }
 
-// Of the device where there is one, else of the process.
+// The peak of the device where there is one, else of the process.
 double peak_mb(torch::Device device) {
   if (device.is_cpu()) return static_cast<double>(tessera::bench::peak_memory());
   const auto stats = at::accelerator::getDeviceStats(device.index());

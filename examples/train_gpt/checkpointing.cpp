@@ -157,7 +157,7 @@ void take_progress(const Value& trainer, Progress& progress, const Options& opti
 
 // Each returns whether the checkpoint has our part: else a foreign program saved it.
 //
-// Of OLMo's kinds a host may have the files of its own ranks alone, so nothing here opens all.
+// A host may have the files of its own ranks alone for OLMo's kinds, so nothing here opens all.
 bool resume_olmo(Training& training, Progress& progress, CheckpointerKind kind,
                  const Options& options, tessera::Group& group) {
   const auto found = tessera::trainer_state(progress.checkpoint, {}, group);

@@ -29,8 +29,8 @@ void require_place(const Options& options, tessera::Group& group);
 // "latest" the newest one of --save that is whole (tessera/run_directory.h). Before the first
 // checkpoint the answer is no progress, so that one command line serves the first start and every
 // restart; it is `corrupt` when all that are there are damaged. That it is of another model is an
-// error (`mismatch`) before any memory is written. Where a foreign program saved it, progress is
-// what the optimizer's own steps say. The optimizer's options are those of the checkpoint, and of a
+// error (`mismatch`) before any memory is written. Progress is what the optimizer's own steps say
+// if a foreign program saved it. The optimizer's options are those of the checkpoint, and of a
 // distributed checkpoint its groups, too, as in PyTorch. The kind is told by the files. Collective.
 Progress resume_training(Training& training, const Options& options, tessera::Group& group);
 

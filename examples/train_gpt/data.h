@@ -1,6 +1,6 @@
 // The text and the order in which training reads it.
 //
-// Which windows make up a step depends on (seed, step, index in the global batch) alone: not on the
+// The windows of a step depend on (seed, step, index in the global batch) alone: not on the
 // number of ranks, not on micro-batches, not on what came before. So a resumed run and a run on
 // other ranks see the same data, and there is no reader state to save.
 #pragma once

@@ -114,7 +114,7 @@ void train(const Options& options, const tessera::Mesh& mesh) {
   if (options.sample > 0) say(mesh, "\n" + training.sample(options.sample));
 }
 
-// A step frees as much as it takes. By default glibc gives large blocks back to the system, and the
+// A step frees as much as it takes. glibc gives large blocks back to the system by default, and the
 // next step pays a page fault every 4 KiB.
 void keep_freed_memory() {
 #ifdef __GLIBC__

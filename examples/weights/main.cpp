@@ -2,10 +2,10 @@
 //
 //   weights CHECKPOINT PREFIX RANK RANKS
 //
-// Takes the tensors whose names begin with PREFIX. Of a matrix, rank RANK of RANKS has its share of
-// the rows; a vector is everybody's. All become bfloat16 in one block of memory, each tensor
-// aligned for wide loads. No other bytes are read than these rows need. Prints a line a tensor: its
-// name, the rank's shape and the sum of its elements. Ctrl-C ends the reading at once.
+// Takes the tensors whose names begin with PREFIX. Rank RANK of RANKS has its share of a matrix's
+// rows; a vector is everybody's. All become bfloat16 in one block of memory, each tensor aligned
+// for wide loads. No other bytes are read than these rows need. Prints a line a tensor: its name,
+// the rank's shape and the sum of its elements. Ctrl-C ends the reading at once.
 #include <bit>
 #include <csignal>
 #include <cstddef>
@@ -70,7 +70,7 @@ std::size_t bytes_of(const Box& box) {
   return static_cast<std::size_t>(tessera::byte_size(DType::bfloat16, box.sizes));
 }
 
-// Where each tensor goes; `arena` is made as large as they need.
+// The places of all tensors; `arena` is made as large as they need.
 std::vector<tessera::ReadRequest> requests_for(const Checkpoint& checkpoint,
                                                const std::string& prefix, const Rank& rank,
                                                std::unique_ptr<Arena>& arena) {

@@ -202,7 +202,7 @@ std::map<std::string, std::string> marks_of(const Checkpoint& checkpoint) {
   return marks;
 }
 
-// Of all of the checkpoint, whichever part this is.
+// The identity of all of the checkpoint, whichever part this is.
 nb::list identity(const Opened& self) {
   const auto whole = self.whole();
   const auto marks = run_job(nb::none(), [&](Job&) { return marks_of(*whole); });

@@ -50,7 +50,7 @@ class File {
     file_.emplace(run_job(nb::none(), [&](Job&) { return DataFileWriter(where, as); }));
   }
 
-  // Where each item lies: [(offset, length)].
+  // The place of each item: [(offset, length)].
   nb::list write(nb::handle items) {
     std::vector<Content> contents;
     std::uint64_t bytes = 0;

@@ -47,8 +47,8 @@ class Job {
   std::optional<nb::python_error> raised_;  // the first one; guarded by the interpreter's lock
 };
 
-// From now on what the library warns of is a UserWarning of the call that the job belongs to. Where
-// warnings are made errors, that of a job that fails goes before them.
+// From now on what the library warns of is a UserWarning of the call that the job belongs to. The
+// error of a job that fails goes before them where warnings are made errors.
 void hear_warnings();
 
 // The result of `work(job)`.

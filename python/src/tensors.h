@@ -46,9 +46,9 @@ class TensorHandle {
   // (offsets, sizes, rank, file, offset of its storage there) of each box; of each flat range begin
   // and end come first.
   [[nodiscard]] nb::list pieces() const;
-  // Of a tensor in memory: the bytes of its storage, as a memoryview that keeps them, and where
-  // they begin; the offset of the tensor's first element, in elements; its strides; whether its
-  // elements are the conjugates or the negatives of these.
+  // The parts of a tensor in memory: the bytes of its storage, as a memoryview that keeps them, and
+  // where they begin; the offset of the tensor's first element, in elements; its strides; whether
+  // its elements are the conjugates or the negatives of these.
   [[nodiscard]] nb::tuple memory() const;
 
  private:
@@ -57,7 +57,7 @@ class TensorHandle {
 
 [[nodiscard]] nb::tuple tuple_of(const Shape& shape);
 [[nodiscard]] Shape shape_of(nb::handle sequence);
-// By torch's name. Throws `unsupported`.
+// The dtype by torch's name. Throws `unsupported`.
 [[nodiscard]] nb::object name_of(DType dtype);
 
 void bind_tensors(nb::module_& module);

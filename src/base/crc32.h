@@ -17,7 +17,7 @@ namespace tessera {
 // The CRC-32 of a text that is known in parts, in any order, perhaps to several processes: the
 // terms of all parts, combined by exclusive or, make it.
 //
-// Of the part with this CRC-32 and size behind which `behind` bytes of the text follow.
+// The term of the part with this CRC-32 and size behind which `behind` bytes of the text follow.
 [[nodiscard]] std::uint32_t crc32_term(std::uint32_t part, std::uint64_t size,
                                        std::uint64_t behind);
 // `terms`: of parts that have every byte of the text, of `size` bytes, once.
@@ -29,7 +29,7 @@ class Crc32Terms {
  public:
   // `end`: where the part, which lies behind all others, ends in the text.
   void add(std::uint32_t part, std::uint64_t size, std::uint64_t end);
-  // Of a text of `size` bytes.
+  // The CRC-32 of a text of `size` bytes.
   [[nodiscard]] std::uint32_t of_text(std::uint64_t size) const;
 
  private:

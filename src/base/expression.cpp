@@ -30,7 +30,7 @@ int take_group(std::string_view& text, int groups) {
   return number;
 }
 
-// Where the letter behind `at` begins: nothing is put into the middle of one.
+// The begin of the letter behind `at`: nothing is put into the middle of one.
 std::size_t next_letter(std::string_view text, std::size_t at) {
   do {
     ++at;

@@ -13,7 +13,7 @@ class RE2;
 
 namespace tessera {
 
-// In RE2's syntax, over UTF-8. Of ECMAScript's and Python's it lacks what needs trying again:
+// In RE2's syntax, over UTF-8. It lacks what needs backtracking in ECMAScript's and Python's:
 // looking ahead or behind, and back-references. Any number of threads may use one.
 class Expression {
  public:

@@ -36,9 +36,9 @@ inline constexpr int kMostThreads = 1024;
 void require_threads(int threads);
 
 // Calls work(i) for every i in [0, count) on up to `threads` threads, the calling one among them,
-// and returns when all calls have. Where the system gives fewer threads, these do all of the work.
-// Indices are handed out in ascending order. After a call throws no new index is handed out; the
-// exception of the lowest index is rethrown.
+// and returns when all calls have. Fewer threads do all of the work if the system gives no more.
+// Indices are handed out in ascending order. After a call throws no new index is handed out;
+// the exception of the lowest index is rethrown.
 void parallel_for(int threads, std::size_t count, const std::function<void(std::size_t)>& work);
 
 // Work that its caller may end early.
@@ -52,9 +52,9 @@ inline void require_going_on(const std::stop_token& stop) {
   if (stop.stop_requested()) throw_cancelled();
 }
 
-// While it lives, requests over a network that this thread sends heed `stop`, to whom nobody hands
-// it on. So do those of threads that work for this one (parallel_for). Those of one thread end in
-// the opposite order of their beginnings; outer ones are heeded, too.
+// Requests over a network that this thread sends while it lives heed `stop`, though nobody hands it
+// on to them. So do those of threads that work for this one (parallel_for). Those of one thread end
+// in the opposite order of their beginnings; outer ones are heeded, too.
 class HeedStop {
  public:
   explicit HeedStop(std::stop_token stop) noexcept;
@@ -69,7 +69,7 @@ class HeedStop {
   const HeedStop* const outer_;
 };
 
-// While it lives, what this thread sends commits, finds out what became of a commit, or cleans up,
+// What this thread sends while it lives commits, finds out what became of a commit, or cleans up,
 // as does what threads send that work for it: a stop does not cut it. It ends soon then, since
 // nothing is tried twice.
 class Settling {

@@ -40,7 +40,7 @@ class MadeHere {
 // Throws `invalid_argument` in a child of the process that connected the ranks of a mesh.
 void require_own_connections(const MadeHere& made);
 
-// While one lives no other thread forks, so that no child finds half of what is done meanwhile. For
+// No other thread forks while one lives, so that no child finds half of what is done meanwhile. For
 // moments: what is done must not wait for a file, a server, another thread or Python's lock, nor
 // call hooks. May be nested.
 class NoFork {

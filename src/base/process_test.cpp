@@ -134,7 +134,7 @@ TEST(Environment, ANameIsAllThatStandsBeforeTheSign) {
   EXPECT_EQ(variable_of({}, "PATH"), std::nullopt);
 }
 
-// Whose array moves each time.
+// The array of the environment moves each time.
 void set_many() {
   for (int i = 0; i < 3000; ++i) set(kName + std::to_string(i), "some value");
   for (int i = 0; i < 3000; ++i) ::unsetenv((kName + std::to_string(i)).c_str());

@@ -93,7 +93,7 @@ class RecentBlocks {
   const std::shared_ptr<Spare> spare_;
 };
 
-// While it lives, what is checked by blocks on this thread, and on those that work for it
+// What is checked by blocks on this thread while it lives, and on those that work for it
 // (parallel_for), shares its blocks: neighbours in a file that have one in common read it once.
 class SharedBlocks {
  public:

@@ -46,7 +46,7 @@ class Named {
   void add(const std::string& text) {
     if (++count_ <= kMost) text_ += (count_ > 1 ? ", " : "") + text;
   }
-  // Of those that nobody names.
+  // Adds texts that nobody names.
   void add_unnamed(std::size_t count) { count_ += count; }
   [[nodiscard]] std::size_t count() const { return count_; }
   [[nodiscard]] std::string text() const {

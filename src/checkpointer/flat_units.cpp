@@ -52,7 +52,7 @@ DType aligned_type(const Unit& unit) {
   return dtype_of(unit.options().mixed_precision.param_dtype.value_or(own));
 }
 
-// Of all units that have parameters.
+// The properties that all units with parameters have in common.
 struct Common {
   bool orig_params = true;
   std::size_t element_size = 0;  // 0: no unit was seen

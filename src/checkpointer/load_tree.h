@@ -12,7 +12,7 @@
 
 namespace tessera::detail {
 
-// By group of a checkpoint's optimizer, as it is stored: the names in it, without wrappers, in its
+// The names in each group of a checkpoint's optimizer, as it is stored, without wrappers, in its
 // order. Groups without names are left out.
 [[nodiscard]] Value::List stored_orders(const Checkpoint& contents);
 

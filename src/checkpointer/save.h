@@ -24,7 +24,7 @@ struct KindNames {
 // `full` is beside the sharded ones, so its config names any of them.
 void require_named(CheckpointerKind kind, const std::optional<std::string>& named);
 
-// Where the files of a checkpoint are.
+// The places of a checkpoint's files.
 
 // What is called `name` in the directory or the store at `where`.
 [[nodiscard]] Location inside(const Location& where, const std::string& name);

@@ -24,8 +24,8 @@ struct DiffArguments {
   OpenOptions open;
 };
 
-// Of modules that torch.save pickled whole, with all that is in them, their state dicts alone are
-// read, with a warning for each.
+// The state dicts alone are read of modules that torch.save pickled whole, with all that is in
+// them, with a warning for each.
 bool leaves_out_modules(const Checkpoint& checkpoint, const OpenOptions& how) {
   return checkpoint.kind == CheckpointKind::torch_file && !how.raw && !checkpoint.warnings.empty();
 }

@@ -33,7 +33,7 @@ std::string file_of(const Piece& piece) {
   return std::filesystem::path(piece.storage->source->name()).filename().string();
 }
 
-// Of the piece, or told by the name of its file, `__{rank}_...`; -1: not known.
+// The rank of the piece, or told by the name of its file, `__{rank}_...`; -1: not known.
 int rank_of(const Piece& piece) {
   return piece.rank >= 0 ? piece.rank : rank_of_data_file(file_of(piece)).value_or(-1);
 }
@@ -43,7 +43,7 @@ std::string owner_of(const Piece& piece) {
   return rank >= 0 ? "rank " + std::to_string(rank) : file_of(piece);
 }
 
-// Where a slice lies among all elements in row-major order, drawn: '#' where it has elements.
+// The place of a slice among all elements in row-major order, drawn: '#' where it has elements.
 std::string drawn(const Slice& slice, const Shape& shape) {
   const auto total = static_cast<double>(std::max<std::int64_t>(1, numel(shape)));
   std::string line(kWidth, '.');

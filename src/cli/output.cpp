@@ -13,7 +13,7 @@
 namespace tessera::cli {
 namespace {
 
-// Of the work that is done, 0 to 1.
+// The part of the work that is done, 0 to 1.
 double share_of(const Progress& progress) {
   if (progress.total == 0) return 1;
   return static_cast<double>(progress.done) / static_cast<double>(progress.total);

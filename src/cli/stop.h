@@ -9,7 +9,7 @@
 
 namespace tessera::cli {
 
-// While it lives, the first SIGINT, SIGTERM or SIGHUP requests a stop, and a second one ends the
+// The first SIGINT, SIGTERM or SIGHUP while it lives requests a stop, and a second one ends the
 // process at once. A signal that was ignored when the program began (nohup) stays ignored. To be
 // made by the main thread before it starts others: they inherit that the signals are blocked. They
 // stay so after its end: whoever has done its work exits with what that came to, not by a signal.

@@ -208,7 +208,7 @@ void sort_by_target(std::vector<Copy>& copies) {
   }
 }
 
-// Of copies into one target, sorted by `to_local`.
+// Whether copies into one target, sorted by `to_local`, overlap.
 bool have_replicas(const std::vector<Copy>& copies) {
   const auto overlap = [](const Copy& a, const Copy& b) {
     return a.to_local + a.count > b.to_local;
@@ -375,7 +375,7 @@ class Cover {
     return begin_of(box, d) + boxes_[box].sizes[d];
   }
 
-  // Where slabs begin along dimension `d`, ascending.
+  // The begins of slabs along dimension `d`, ascending.
   [[nodiscard]] std::vector<std::int64_t> cuts_of(std::span<const std::size_t> boxes,
                                                   std::size_t d) const {
     std::vector<std::int64_t> cuts{0};

@@ -56,9 +56,9 @@ struct Copy {
 };
 
 // The runs that fill every piece of `to` from the pieces of `from`, both slices of a tensor of
-// `shape`. Where pieces of `from` overlap (replicas) the one with the lowest index serves. Sorted
-// by `to`, then by `to_local`. Elements of `to` that no piece of `from` holds are absent: see
-// `require_covered`.
+// `shape`. The piece of `from` with the lowest index serves where several overlap (replicas).
+// Sorted by `to`, then by `to_local`. Elements of `to` that no piece of `from` holds are absent:
+// see `require_covered`.
 [[nodiscard]] std::vector<Copy> plan_copies(const Shape& shape, std::span<const Slice> from,
                                             std::span<const Slice> to);
 

@@ -152,7 +152,7 @@ struct Term {
   std::int64_t reach_least = 0, reach_most = 0;
 };
 
-// By ascending stride.
+// The terms by ascending stride.
 std::vector<Term> terms_of(const Steps& a, const Steps& b) {
   std::vector<Term> terms;
   terms.reserve(a.size() + b.size());

@@ -100,7 +100,7 @@ class Draw {
     return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(limit));
   }
 
-  // Of few elements, near the begin of the memory; strides of a matrix, or any.
+  // An array of few elements, near the begin of the memory; strides of a matrix, or any.
   Array array() {
     Array made;
     made.element = std::size_t{1} << below(4);
@@ -138,7 +138,7 @@ TEST(SharedMemory, IsWhatALookAtEachByteSays) {
   EXPECT_GT(apart, 2000);
 }
 
-// Of matrices with billions of elements, too.
+// It holds for matrices with billions of elements, too.
 TEST(SharedMemory, OfColumnsOfOneMatrix) {
   constexpr std::int64_t kRows = std::int64_t{1} << 31, kColumns = 1000;
   const auto columns = [](std::uint64_t first, std::int64_t count) {

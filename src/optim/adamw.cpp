@@ -300,7 +300,7 @@ struct AdamW::Impl {
   // parameters is one run of states. Parameters of the user's own may overlap, or lie in a storage
   // much larger than they are, so each has states of its own.
   struct Twin {
-    // While somebody points there no other storage is made at its address.
+    // No other storage is made at its address while somebody points there.
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     at::Tensor exp_avg, exp_avg_sq;
   };
@@ -363,7 +363,7 @@ const AdamW::Impl::Twin& AdamW::Impl::twin_of(const at::Tensor& local) {
   return twins.emplace(key, std::move(twin)).first->second;
 }
 
-// Where the parameter lies in its shard, there in the twin.
+// A state lies in the twin where the parameter lies in its shard.
 void AdamW::Impl::make_in_twin(const at::Tensor& local, AdamWState& state) {
   const auto& twin = twin_of(local);
   const auto strides = local.strides();

@@ -73,7 +73,7 @@ double rate_at(const LinearLR& of, const Moment& at) {
   return at.base_lr * (of.start_factor + (of.end_factor - of.start_factor) * part);
 }
 double rate_at(const CosineAnnealingLR& of, const Moment& at) {
-  // Of whole periods nothing but rounding would be left.
+  // Nothing but rounding would be left of whole periods.
   const auto phase = at.epoch % (2 * of.t_max);
   const double angle =
       std::numbers::pi * static_cast<double>(phase) / static_cast<double>(of.t_max);

@@ -20,7 +20,8 @@ inline constexpr std::int64_t kMostEpochs = std::int64_t{1} << 53;
 // The number under `key`. Throws `invalid_argument` unless it is 0 to kMostEpochs.
 [[nodiscard]] std::int64_t count_in(const Value& state, const char* key);
 
-// Where one of SequentialLR's schedules is when all of it is in an epoch; -1: it has not begun.
+// The epoch in which one of SequentialLR's schedules is when all of it is in `epoch`; -1: it has
+// not begun.
 [[nodiscard]] std::int64_t epoch_of_part(const std::vector<std::int64_t>& milestones,
                                          std::size_t part, std::int64_t epoch);
 
@@ -39,7 +40,7 @@ struct ScheduleProgress {
 [[nodiscard]] Value list_of_numbers(const std::vector<double>& numbers);
 [[nodiscard]] std::vector<double> numbers_in(const Value& state, const char* key);
 
-// Of all groups.
+// The rates of all groups.
 [[nodiscard]] std::vector<double> rates_in(const OptimizerRef& optimizer);
 // Throws `mismatch` unless the optimizer has so many.
 void require_groups(const OptimizerRef& optimizer, std::size_t count);

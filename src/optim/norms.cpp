@@ -81,7 +81,7 @@ at::Tensor joined_on(at::Device device, const std::vector<at::Tensor>& tensors, 
   return std::isinf(p) ? at::maximum(of_there, of_here) : of_there + of_here;
 }
 
-// Of powers that all ranks have together.
+// Norms from powers that all ranks have together.
 at::Tensor roots(const at::Tensor& powers, double p) {
   return std::isinf(p) ? powers : powers.pow(1 / p);
 }
@@ -133,7 +133,7 @@ at::Tensor norm_there(const Split& split, const std::optional<Mesh>& mesh, doubl
   return roots(total, p);
 }
 
-// Where norms are added up: with the mesh's connections, else where the tensors are.
+// The device that adds up norms: the one of the mesh's connections, else the tensors' own.
 at::Device device_of(const NormParts& parts) {
   if (parts.mesh) return parts.mesh->device();
   const auto found =
@@ -161,7 +161,7 @@ NormParts detail::norm_parts(const std::vector<ShardedParameter>& parameters, No
     auto& part = parts.tensors.emplace_back();
     if (!tensor.defined()) continue;
     const auto values = tensor.is_sparse() ? tensor.detach().coalesce().values() : tensor.detach();
-    // Of no elements libtorch knows no largest one.
+    // libtorch knows no largest element of none.
     if (values.numel() > 0) part = plain(values);
   }
   return parts;

@@ -23,8 +23,9 @@ struct NormParts {
 }
 // Throws `invalid_argument` unless it is above 0.
 void require_norm_type(double norm_type);
-// Of all as one vector: a float64 number on the mesh's device, without a mesh where the tensors
-// are. The host does not wait for a device, unless tensors are on the CPU beside it. Collective.
+// The norm of all as one vector: a float64 number on the mesh's device, without a mesh where the
+// tensors are. The host does not wait for a device, unless tensors are on the CPU beside it.
+// Collective.
 [[nodiscard]] at::Tensor total_norm(const NormParts& parts, double norm_type);
 
 }  // namespace tessera::detail

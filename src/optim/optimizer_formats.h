@@ -1,4 +1,4 @@
-// Which formats of torch::optim's optimizers are known.
+// The formats of torch::optim's optimizers that are known.
 #pragma once
 
 #include <torch/optim/adamw.h>

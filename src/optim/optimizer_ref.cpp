@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// While it lives, the optimizer has zeros with a gradient of zeros in the place of its parameters.
+// The optimizer has zeros with a gradient of zeros in the place of its parameters while it lives.
 class StandIn {
  public:
   StandIn(torch::optim::Optimizer& optimizer, const at::Tensor& parameter)
@@ -112,7 +112,7 @@ class TorchAccess final : public OptimizerAccess {
     }
   }
 
-  // By a step, as PyTorch does it, which steps with the parameters themselves.
+  // Takes a step, as PyTorch does, which steps with the parameters themselves.
   Value first_state(const at::Tensor& parameter) const override {
     const StandIn stand_in(optimizer_, parameter);
     try {

@@ -35,7 +35,7 @@ Parameters by_key(const std::vector<OptimizerRef::Key>& keys) {
   return parameters;
 }
 
-// By place, as PyTorch does; named ones by name.
+// Matches by place, as PyTorch does; named ones by name.
 Parameters match(const Keys& keys, const Value::List& groups, bool is_named) {
   require_same_size(keys.size(), groups.size(),
                     "loaded state dict has a different number of parameter groups", "param_groups");
@@ -68,7 +68,7 @@ Parameters match(const Keys& keys, const Value::List& groups, bool is_named) {
 
 using States = std::unordered_map<const c10::TensorImpl*, const Value*>;
 
-// By parameter, checked.
+// The states by parameter, checked.
 States states_in(const Value& given, const Parameters& parameters, const OptimizerAccess& access) {
   States states;
   for (const auto& [key, value] : given.pairs()) {

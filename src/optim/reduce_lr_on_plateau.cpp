@@ -38,7 +38,7 @@ void require_plateau_option(bool is_in_range, const char* option, const char* ra
   throw Error(ErrorCode::invalid_argument, std::string("expected ") + range).at_key(option);
 }
 
-// Of an optimizer of `groups` groups.
+// Checks the options of an optimizer of `groups` groups.
 void require_options(const PlateauOptions& options, std::size_t groups) {
   require_plateau_option(options.factor >= 0 && options.factor < 1, "factor", "0 to below 1");
   const auto count = options.min_lr.size();

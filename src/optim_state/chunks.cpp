@@ -27,7 +27,7 @@ bool is_given(const Tensor* tensor) {
   return tensor != nullptr;
 }
 
-// Of the first tensor that is there.
+// The dtype of the first tensor that is there.
 DType common_dtype(const std::vector<Scattered>& tensors) {
   for (const auto* tensor : tensors | std::views::join) {
     if (is_given(tensor)) return tensor->dtype;

@@ -14,8 +14,8 @@ namespace tessera::detail {
 // One tensor as every rank has it, from the ranks' descriptions (state_message.h).
 using Scattered = std::vector<const Tensor*>;  // [rank]; null: nothing
 
-// Where the pieces of several tensors of one dtype lie in an array of what every rank gives, one
-// rank after the other.
+// The places of the pieces of several tensors of one dtype in an array of what every rank gives,
+// one rank after the other.
 class ChunkArray {
  public:
   // Throws `mismatch` where ranks have different shapes or dtypes.

@@ -20,7 +20,7 @@ using ::testing::UnorderedElementsAre;
 
 constexpr int kSteps = 3;
 
-// Which functions carry a state from the first model to the second.
+// The functions that carry a state from the first model to the second.
 enum class Way : std::uint8_t {
   broadcast_and_shard,  // full_optim_state_dict, shard_full_optim_state_dict
   scatter,              // full_optim_state_dict, scatter_full_optim_state_dict
@@ -93,8 +93,8 @@ void loads_into_another_model(Rank& rank, const LoadCase& of) {
   const auto saved1 = save(of, first, std::nullopt);
   const auto group = of.halve ? rank.halved() : std::optional(rank.mesh);
   if (!group) return;
-  // By the rank in the group: by the rank among all, as PyTorch has it, halving would leave no odd
-  // one.
+  // The rank in the group decides: if the rank among all did, as PyTorch has it, halving would
+  // leave no odd one.
   auto second = init(of, {.mesh = &*group,
                           .alternative = of.alternative,
                           .multiple_groups = of.multiple_groups,
@@ -299,7 +299,7 @@ void step_dummy(DummyModel& model, torch::optim::Optimizer& optim) {
   optim.step();
 }
 
-// Of every tensor but scalars whether it is a sharded one.
+// Every tensor but scalars is a sharded one, or none is.
 void expect_sharded(const Value& state_dict, bool sharded) {
   EXPECT_EQ(state_dict.at("state").size(), 8u);
   for (const auto& [key, state] : state_dict.at("state").pairs()) {

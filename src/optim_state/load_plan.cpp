@@ -91,7 +91,7 @@ Value common_value(const ModelParam& param, const std::string& name,
                     joined(param.names));
 }
 
-// Of each parameter, null where it has none: the state `name`, which None stands for too.
+// The state `name` of each parameter, which None stands for too; null where it has none.
 std::vector<const Value*> values_of(const std::vector<const Value*>& given,
                                     const std::string& name) {
   std::vector<const Value*> values;

@@ -1,4 +1,4 @@
-// Which states go where when a state by names is loaded, and why it cannot be.
+// The plan by which states go to parameters when a state by names is loaded, and why it cannot be.
 #pragma once
 
 #include <string>

@@ -48,18 +48,18 @@ struct Batch {
   [[nodiscard]] bool is_sharded() const { return unit && unit->is_sharded(); }
 };
 
-// Of a batch: the state of one parameter of the module.
+// The state of one parameter of the module, in a batch.
 struct Place {
   const ModelParam* param;
   std::size_t index;  // in it
   const Tensor* tensor;
 
   [[nodiscard]] const Shape& shape() const { return param->shapes[index]; }
-  // Where in the unit.
+  // Its place in the unit.
   [[nodiscard]] std::size_t in_unit() const { return param->places[index]; }
 };
 
-// Of a state in chunks: what one rank of a mesh has.
+// The part of a state in chunks that one rank of a mesh has.
 struct ToldStates {
   Value tree;
   NamedStates states;
@@ -69,7 +69,7 @@ class Loader {
  public:
   Loader(const OptimModel& model, const LoadRequest& request, const GroupOf& group,
          const Value* tree);
-  // By parameter of the model; none: nothing for it.
+  // The states by parameter of the model; none: nothing for it.
   [[nodiscard]] std::vector<Value> states();
   [[nodiscard]] std::vector<Value::Pair> others() const;
   [[nodiscard]] const Value& tree() const noexcept { return tree_; }
@@ -116,7 +116,7 @@ Value message_of(const OptimModel& model, const Value& tree) {
   return message;
 }
 
-// Whose ranks have the parts of what `unit` has or, without one, of what none has.
+// The mesh whose ranks have the parts of what `unit` has or, without one, of what none has.
 std::optional<Mesh> mesh_of(const std::shared_ptr<Unit>& unit, const GroupOf& group) {
   return unit ? unit->mesh() : group.mesh();
 }
@@ -214,7 +214,7 @@ at::Tensor shard_for(const Batch& batch) {
   if (!batch.is_sharded()) return {};
   const auto elements = batch.unit->layout().shard_elements;
   const auto type = scalar_type_of(batch.dtype);
-  // Of a flat parameter the optimizer sees what fills it up, too.
+  // The optimizer sees what fills up a flat parameter, too.
   return batch.unit->geometry() == Geometry::flat ? at::zeros({elements}, type)
                                                   : at::empty({elements}, type);
 }

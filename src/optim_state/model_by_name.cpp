@@ -23,7 +23,7 @@ namespace tessera::detail {
 namespace {
 
 constexpr const char* kSettingModel = "setting the state of a model by name";
-// Of the tensors that travel at once from rank 0.
+// The bytes of the tensors that travel at once from rank 0.
 constexpr std::int64_t kBatchBytes = 64 << 20;
 
 using Pairs = std::vector<Value::Pair>;
@@ -33,7 +33,7 @@ bool shards_anything(const torch::nn::Module& module) {
                              [](const auto& named) { return named.second->is_sharded(); });
 }
 
-// Where nothing is sharded, the sharded kind is the model's own memory.
+// The sharded kind is the model's own memory if nothing is sharded.
 Value state_of(ModuleRef model, const DistributedStateDictOptions& options) {
   if (!options.full_state_dict && !shards_anything(model.get())) return model_state(model);
   const auto type = options.full_state_dict ? StateDictType::full : StateDictType::sharded;

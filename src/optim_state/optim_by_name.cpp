@@ -46,8 +46,7 @@ bool makes_states(const OptimizerRef& optim) {
          });
 }
 
-// Of each optimizer, whether it has a state on any rank: a rank may hold nothing of what is
-// trained.
+// Whether each optimizer has a state on any rank: a rank may hold nothing of what is trained.
 std::vector<bool> have_states(Group& group, const Optimizers& optims) {
   const auto of_ranks = all_trees(group, kGetting, [&] {
     Value::List mine;
@@ -212,7 +211,7 @@ Value GivenState::part_for(const OptimizerRef& optim, bool strict) const {
       {{"state", Value::dict(std::move(states))}, {"param_groups", Value::list(std::move(parts))}});
 }
 
-// Of each optimizer the part that it gets.
+// The part that each optimizer gets.
 std::vector<Value> parts_of(const OptimModel& model, const Optimizers& optims, const Value& state,
                             bool strict) {
   if (!state.is(Value::Kind::dict) || state.size() == 0)

@@ -65,8 +65,8 @@ Value part_leaf(const at::Tensor& held, const ShardedParameter& parameter) {
   return leaf;
 }
 
-// Who holds nothing of an original parameter of FSDP1 has no gradients of it and does not count its
-// steps: other ranks say how many there were.
+// A rank that holds nothing of an original parameter of FSDP1 has no gradients of it and does not
+// count its steps: other ranks say how many there were.
 bool counts_steps(const ShardedParameter& parameter) {
   if (parameter.local.numel() > 0 || numel(parameter.shape) == 0) return true;
   const auto home = parameter.home.lock();

@@ -34,7 +34,7 @@ class OptimLeaves {
   // what was changed before. OnDifference::report: groups and parameters that are not in the
   // checkpoint begin afresh instead.
   void prepare(const Value& stored, OnDifference missing = OnDifference::refuse);
-  // Of the last prepare(): the parameters that began afresh, by name.
+  // The parameters that began afresh in the last prepare(), by name.
   [[nodiscard]] std::vector<std::string> missing() const { return missing_; }
   // After prepare(): tree(), and of the groups also what `stored` has and the optimizer does not
   // know.

@@ -60,7 +60,7 @@ class OptimModel {
   std::optional<Mesh> all_ranks_;
 };
 
-// Who takes part: the ranks of the mesh asked for, else of the model's, else this one alone.
+// The ranks that take part: those of the mesh asked for, else of the model's, else this one alone.
 class GroupOf {
  public:
   GroupOf(const std::optional<Mesh>& asked, const OptimModel& model);
@@ -90,7 +90,7 @@ struct OptimKey {
 using ParamGroup = std::vector<const ModelParam*>;
 [[nodiscard]] std::vector<ParamGroup> params_by_group(const OptimModel& model,
                                                       const OptimizerRef& optim);
-// Of all that lies in them: the names by which a state has it.
+// The names by which a state has what lies in them.
 [[nodiscard]] std::vector<std::string> names_of(const ParamGroup& group);
 
 }  // namespace tessera::detail

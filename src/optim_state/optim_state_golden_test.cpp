@@ -240,7 +240,7 @@ TEST(OptimStateLayout, HasStateWhereAShardHoldsPartOfAParameter_12) {
       {2, 4});
 }
 
-// Where the one piece begins that this rank has, and its sizes; empty: it has none.
+// The begin and the sizes of the one piece that this rank has; empty: it has none.
 std::vector<Shape> piece_of(const Value& leaf) {
   const auto& tensor = leaf.as_tensor();
   std::vector<Shape> boxes;
@@ -340,7 +340,7 @@ TEST_P(OptimStateBesidePytorch, GoesThroughUnchanged_R18_R23) {
   const Golden golden(name);
   run_mesh(2, [&, name = name, original = original](Mesh& mesh) {
     const auto& expected = golden.state_dict(original);
-    // Of either way of sharding: the two files have the same values.
+    // The two files have the same values for either way of sharding.
     for (const bool from_original : kBoth) {
       const auto& theirs = golden.state_dict(from_original);
       for (const int way : {0, 1, 2}) {

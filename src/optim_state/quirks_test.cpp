@@ -1,4 +1,4 @@
-// Where PyTorch's functions lose, alias or hang, and what happens here instead (spec section 8).
+// PyTorch's functions lose, alias or hang here; this is what happens instead (spec section 8).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -304,7 +304,7 @@ TEST_P(OptimStateQuirks, UsersNamesMakeNoNamedOptimizer_Q23) {
     const auto full = optim_state_dict(net, *optimizer, {.optim_state_dict = own});
     EXPECT_EQ(full.at("state").at("mine").as_int(), 7);
     EXPECT_EQ(full.at("state").size(), optim_state_dict(net, *optimizer).at("state").size() + 1);
-    // By names it is seen, whoever asks.
+    // It is seen by names, whoever asks.
     NamedOptimizer named(net, *optimizer);
     expect_same(optim_state_dict(net, *optimizer, {.optim_state_dict = named.state_dict()}),
                 optim_state_dict(net, named));

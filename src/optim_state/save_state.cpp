@@ -326,7 +326,8 @@ Value groups_by_name(const Value& groups, const std::vector<OptimKey>& keys) {
   });
 }
 
-// By names, when no key of it is a number and one is a parameter's name (optimizer-rows Q-23).
+// A state is by names when no key of it is a number and one is a parameter's name (optimizer-rows
+//
 bool is_by_name(const Value& state, const OptimizerRef::Names& own_names) {
   std::unordered_set<std::string> names;
   for (const auto& [tensor, name] : own_names) names.insert(name);

@@ -1,4 +1,4 @@
-// Which values of a buffer a save takes, if each rank's are its own: rank 0's.
+// A save takes rank 0's values of a buffer if each rank has its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

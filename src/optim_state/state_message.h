@@ -31,7 +31,7 @@ namespace tessera::detail {
 // Equal data, NaN being equal to itself (optimizer-rows Q-16); tensors by all their bytes.
 [[nodiscard]] bool same_value(const Value& a, const Value& b);
 
-// What `describe` gives on every rank, in rank order. Where it throws on some, all ranks throw that
+// What `describe` gives on every rank, in rank order. All ranks throw what it throws on some
 // (Error::from_peers). One collective.
 [[nodiscard]] std::vector<Value> all_trees(Group& group, const char* operation,
                                            const std::function<Value()>& describe);

@@ -26,7 +26,7 @@ struct Row {
 using RowKey = std::pair<bool, std::vector<std::string>>;  // sharded, names
 using Rows = std::map<RowKey, Row>;
 
-// Of an optimizer's state, each by its key; valid as long as that is.
+// The parts of an optimizer's state, each by its key; valid as long as that is.
 class StateByKey {
  public:
   explicit StateByKey(const Value& state) {
@@ -158,7 +158,7 @@ std::vector<Holder> holders_of(const Row& row) {
   return holders;
 }
 
-// Of each name what the first has that has it.
+// The value of each name on the first holder that has it.
 std::map<std::string, const Value*> first_values(const std::vector<Holder>& holders) {
   std::map<std::string, const Value*> values;
   for (const auto& holder : holders) {
@@ -178,7 +178,7 @@ void require_on_all(const Row& row, const std::vector<Holder>& holders, const st
   }
 }
 
-// Where one rank has all of a parameter, others may tell of a state without elements, and it not.
+// A rank that has all of a parameter may lack a state that others tell of, without elements.
 void require_held(const Row& row, const std::vector<Holder>& holders) {
   const auto lacks_all = [](const Holder& holder) { return holder.state == nullptr; };
   if (holders.empty() || !std::ranges::all_of(holders, lacks_all)) return;

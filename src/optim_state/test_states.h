@@ -22,7 +22,7 @@ namespace tessera::testing {
 // The values of an option that is on or off.
 inline constexpr bool kBoth[] = {false, true};
 
-// Where the threads of one run meet.
+// The threads of one run meet here.
 struct Lobby;
 
 // One rank of a run.
@@ -69,7 +69,7 @@ inline constexpr Tolerance kIsClose{1e-5, 1e-8};        // torch.isclose's
                                               Tolerance tolerance = kExact);
 // With tensors of its own.
 [[nodiscard]] Value copy_of(const Value& tree);
-// Of a leaf that is here whole, or of what is here of it; also without elements.
+// The tensor of a leaf that is here whole, or of what is here of it; also without elements.
 [[nodiscard]] at::Tensor tensor_in(const Value& leaf);
 // The value of a key of any kind; null: absent.
 [[nodiscard]] const Value* find_key(const Value& dict, const Value& key);

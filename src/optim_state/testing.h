@@ -76,7 +76,7 @@ inline double train(Net& net, torch::optim::Optimizer& optimizer, int first, int
   return last;
 }
 
-// By path; tensors as they are.
+// The leaves by path; tensors as they are.
 inline void flatten_into(const Value& tree, const std::string& path,
                          std::map<std::string, Value>& found) {
   if (tree.is(Value::Kind::dict)) {

@@ -193,7 +193,7 @@ TEST(SeveralModels, AreRefusedWhereTheyHaveNoPlace) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-// Which of the states it is whose keys differ.
+// The error names the state whose keys differ.
 TEST(SeveralModels, AreNamedByTheirErrors) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";
@@ -300,8 +300,7 @@ TEST(SeveralOptimizers, AreOneStateWhoseGroupsFollowOneAnother) {
         Split optimizers(net);
         optimizers.sgd->param_groups()[0].options().set_lr(7);
         TrainingState state(net, optimizers.ref());
-        // Which parameters are in which group differs by how FSDP1's flat ones begin: the same
-        // here.
+        // The parameters of a group differ by how FSDP1's flat ones begin: the same here.
         load(state, path, mesh.checkpoint_group());
         expect_near(train(net, optimizers, kSteps), expected);
       });

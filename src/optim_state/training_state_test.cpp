@@ -521,7 +521,7 @@ std::vector<torch::Tensor> numbers_of(Trainer& trainer) {
   return numbers;
 }
 
-// Where the checkpoint has no state of a parameter, a load forgets what there is.
+// A load forgets the state of a parameter if the checkpoint has none.
 TEST(TrainingState, AFailedLoadLeavesTheMomentsOfAdamW) {
   for (const auto way : {Way::replicated, Way::rows, Way::flat}) {
     for (const bool is_trained : {false, true}) {

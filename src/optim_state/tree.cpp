@@ -143,7 +143,7 @@ struct OfParameter {
   std::string_view entry;
 };
 
-// Of what begins with several names of parameters, the longest is meant.
+// The longest is meant if it begins with several names of parameters.
 OfParameter split(const OptimModel& model, std::string_view key) {
   for (auto dot = key.rfind('.'); dot != std::string_view::npos && dot > 0;
        dot = key.rfind('.', dot - 1)) {

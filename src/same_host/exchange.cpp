@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kLine = 64;
-// Of names with whereabouts, and of reasons; longer ones are cut.
+// Bytes of names with whereabouts, and of reasons; longer ones are cut.
 constexpr std::size_t kNameBytes = kCalledBytes + 1, kReasonBytes = 15 * kLine - 4;
 constexpr std::uint32_t kHere = 0, kLeft = 1, kFailed = 2;
 

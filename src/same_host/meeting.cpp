@@ -60,7 +60,7 @@ class Meeter {
   }
 
  private:
-  // Who the ranks are; whether all want to and are on one host.
+  // Learns who the ranks are, and whether all want to and are on one host.
   void introduce() {
     board_.post(key_of("process", rank_), options_.wanted
                                               ? answer([] { return to_text(this_process()); })

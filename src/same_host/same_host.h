@@ -31,15 +31,15 @@ namespace tessera::same_host {
 // as far as the ring has room (start, done) or until the call is complete (wait).
 // docs/design/same-host.md has the protocol.
 
-// Of a rank's ring. A call up to slots * slot_bytes long needs no peer to start.
+// The size of a rank's ring. A call up to slots * slot_bytes long needs no peer to start.
 struct RingSize {
   std::size_t slots = 32;              // a power of two
   std::size_t slot_bytes = 256 << 10;  // a multiple of 64
 };
 
-// Of the whole segment.
+// The size of the whole segment.
 [[nodiscard]] std::size_t segment_bytes(int ranks, const RingSize& ring);
-// Where the maker of a segment leaves a secret by which the others know it.
+// The size of the secret that the maker of a segment leaves in it, by which the others know it.
 inline constexpr std::size_t kSecretBytes = 64;
 
 inline constexpr int kEveryone = -1;
@@ -50,7 +50,7 @@ struct Call {
   // `source` gives, the first kComparedBytes of it. The starting thread's whereabouts travel along.
   std::string name;
   std::int64_t rounds = 1;
-  // Whose slots `take` reads: a rank, kEveryone or kNobody. A round waits for those only.
+  // The ranks whose slots `take` reads: one, kEveryone or kNobody. A round waits for those only.
   int source = kEveryone;
   // Writes this rank's bytes of a round; empty: it has none.
   std::function<void(std::int64_t round, std::byte* slot)> put = {};
@@ -143,7 +143,8 @@ class Exchange {
 
 // How ranks find out together whether they share a host, and map their shared memory.
 
-// Where ranks leave texts for each other: a c10d store, or a map in tests. What is posted stays.
+// A place where ranks leave texts for each other: a c10d store, or a map in tests. What is posted
+// stays.
 class Board {
  public:
   virtual ~Board() = default;

@@ -59,7 +59,7 @@ std::vector<at::Tensor> two_rank_results(const BackendMaker& maker) {
   run_groups(maker, 2, [&](c10d::ProcessGroup& group) {
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
       for (const auto op : {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG}) {
-        // Of its own: the default generator is one for all threads.
+        // Each rank has a generator of its own: the default one is one for all threads.
         auto random = torch::make_generator<at::CPUGeneratorImpl>(group.getRank());
         std::vector<at::Tensor> data{torch::randn({5000}, random).to(type)};
         c10d::AllreduceOptions options;

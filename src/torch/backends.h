@@ -1,4 +1,4 @@
-// Which c10d backends serve a process group. The only file that knows whether libtorch has CUDA.
+// The c10d backends that serve a process group. The only file that knows whether libtorch has CUDA.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -14,8 +14,8 @@ namespace tessera {
 
 // Whether collectives of what is on `device` go through the host's memory. Then ranks may share it.
 [[nodiscard]] bool goes_over_host(torch::Device device);
-// Which device of this host it is, whatever this process may see of them: for CUDA its place on the
-// bus, by which NCCL compares them too.
+// The name of the device on this host, whatever this process may see of them: for CUDA its place on
+// the bus, by which NCCL compares them too.
 [[nodiscard]] std::string physical_name(torch::Device device);
 
 // A group of Gloo for tensors on the CPU and, for a mesh on CUDA, NCCL for those on the device. For

@@ -1,6 +1,6 @@
-// Where messages between ranks do not say what they are for (Gloo): before a rank uses what a
-// collective brings, all ranks tell each other what they called, and those that called different
-// things learn it at once instead of waiting until the deadline.
+// Names of calls, where messages between ranks do not say what they are for (Gloo): before a rank
+// uses what a collective brings, all ranks tell each other what they called, and those that called
+// different things learn it at once instead of waiting until the deadline.
 //
 // Names have a tag of their own and one length, so that those of the n-th operation meet whatever
 // the operations are. All operations of a group have one order, so they share one CallNames.
@@ -40,7 +40,7 @@ class CallNames {
 
   explicit CallNames(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
 
-  // Of what has to be equal on all ranks, the first kComparedBytes; whereabouts travel along
+  // Sends the first kComparedBytes of what has to be equal on all ranks; whereabouts travel along
   // (comm/whereabouts.h). Throws what compare has thrown before.
   [[nodiscard]] Pending start(const std::string& name);
   // For what Gloo does not survive when ranks called different things, since it ends the process
@@ -54,9 +54,9 @@ class CallNames {
   // `peer_failed` naming a rank that does not come. From then on every start throws the same:
   // messages that nobody took are still under way and would match later ones.
   void compare(Pending pending);
-  // Of an operation whose user has gone before its end. Gloo would not send them any more, and
-  // another operation's would match in their place. They stay until a later operation has ended,
-  // which is behind them on the wire.
+  // Lets messages of an operation end whose user has gone before. Gloo would not send them any
+  // more, and another operation's would match in their place. They stay until a later operation has
+  // ended, which is behind them on the wire.
   void let_end(UnderWay messages);
 
  private:

@@ -33,7 +33,7 @@ std::string call_of(const char* function, const torch::Tensor& tensor) {
          to_string(tensor.sizes().vec());
 }
 
-// Of any type: transports know fewer of them.
+// The bytes of a tensor of any type: transports know fewer of them.
 torch::Tensor bytes_of_dense(const torch::Tensor& tensor) {
   return plain(tensor).contiguous().reshape({-1}).view(torch::kUInt8);
 }

@@ -25,7 +25,7 @@ const std::vector<at::ScalarType> kTypes{at::kFloat,    at::kDouble, at::kHalf,
                                          at::kBFloat16, at::kLong,   at::kShort,
                                          at::kBool,     at::kByte,   at::kComplexFloat};
 
-// Of a rank: other numbers on each.
+// A rank's tensor: other numbers on each.
 torch::Tensor tensor_of_rank(int rank, at::IntArrayRef shape, at::ScalarType type) {
   const auto count = c10::multiply_integers(shape);
   const auto numbers = torch::arange(count, at::kDouble).mul(0.5).add(rank + 1).remainder(7);

@@ -1,4 +1,4 @@
-// Which device a mesh computes on, whether a module's parameters can get there, and what has to
+// The device that a mesh computes on, whether a module's parameters can get there, and what has to
 // have happened there before ranks compute.
 #pragma once
 
@@ -49,7 +49,7 @@ struct RankDevice {
   std::string physical;  // which device of the machine it is
 };
 
-// By rank. Collective.
+// The devices by rank. Collective.
 [[nodiscard]] std::vector<RankDevice> everyones_device(Group& group, torch::Device mine);
 
 // Throws `invalid_argument` that names the ranks which share a device, the first one of those.
@@ -57,7 +57,7 @@ void require_own_devices(const std::vector<RankDevice>& by_rank);
 
 // A stream of a device beside the one that computes.
 
-// Of the thread's current stream of `device`.
+// Marks the end of what the thread's current stream of `device` has begun.
 inline c10::Event mark_current(at::Device device) {
   c10::Event event(device.type());
   event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
@@ -79,7 +79,7 @@ class SideStream {
   [[nodiscard]] const c10::Stream& stream() const noexcept { return stream_; }
   // What follows on it comes after what the current stream has begun.
   void follow_current() const { mark_current(stream_.device()).block(stream_); }
-  // Of what it has begun.
+  // Marks the end of what it has begun.
   [[nodiscard]] c10::Event mark() const {
     c10::Event event(stream_.device_type());
     event.record(stream_);

@@ -31,7 +31,7 @@ at::Tensor host_bytes(const std::byte* bytes, std::size_t size) {
 
 class TorchCopy final : public DeviceCopy {
  public:
-  // Of what has been queued on `stream`.
+  // A copy that is complete when what has been queued on `stream` is.
   TorchCopy(const c10::Stream& stream, std::string device) : device_(std::move(device)) {
     if (stream.device_type() == at::kCPU) return;  // has no events and needs none
     event_.emplace(stream.device_type());

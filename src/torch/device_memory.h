@@ -12,7 +12,7 @@ namespace tessera {
 // All bytes of the storage of `tensor`, which it keeps alive. Copies are queued on the stream that
 // is current for the calling thread and the tensor's device now, whichever thread starts them: they
 // come after the kernels that the caller has queued there, and before those that follow. Windows
-// are page-locked for CUDA devices. Of a tensor on the CPU copies are complete when they are
+// are page-locked for CUDA devices. Copies of a tensor on the CPU are complete when they are
 // started.
 [[nodiscard]] std::shared_ptr<DeviceMemory> device_memory_of(const at::Tensor& tensor);
 

@@ -21,9 +21,9 @@ int tag_of(Kind kind, std::int64_t elements) {
   return (1 << 30) | static_cast<int>(elements % (1 << 27)) << 2 | static_cast<int>(kind);
 }
 
-// Of what one rank sends for a sum as messages. Every rank gets all of every other's values, which
-// is more than a ring of ranks moves; up to here what counts is how often ranks wait for each
-// other.
+// The most bytes that one rank sends for a sum as messages. Every rank gets all of every other's
+// values, which is more than a ring of ranks moves; up to here what counts is how often ranks wait
+// for each other.
 constexpr std::int64_t kLargestMessagesOfSum = 4 << 20;
 
 // Slices under way to and from all others.
@@ -77,7 +77,7 @@ class Messages {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
-// By rank; `mine` in the place where nothing came.
+// The slices by rank; `mine` in the place where nothing came.
 std::vector<const std::byte*> sources_of(const std::vector<at::Tensor>& came,
                                          const at::Tensor& mine) {
   std::vector<const std::byte*> sources;
@@ -231,7 +231,7 @@ class MessagesSum final : public PendingSum {
   Messages messages_;
 };
 
-// By the group's own collective, which wants to know first that all ranks sum the same.
+// A sum by the group's own collective, which wants to know first that all ranks sum the same.
 class NamedSum final : public PendingSum {
  public:
   NamedSum(std::shared_ptr<CallNames> names, Transport& plain, const at::Tensor& values)

@@ -69,7 +69,7 @@ class Rendezvous {
   Rendezvous(c10d::Store& store, int size, std::chrono::milliseconds deadline)
       : store_(store), size_(size), end_(Clock::now() + deadline) {}
 
-  // Of rank 0.
+  // Called by rank 0.
   std::string invite() {
     // Until nobody has given up while others were waited for.
     std::vector<std::int64_t> attempts(static_cast<std::size_t>(size_)), before;

@@ -1,4 +1,4 @@
-// Where the ranks of a mesh find each other.
+// The meeting of the ranks of a mesh.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -143,7 +143,7 @@ bool fits(const std::vector<Tensors>& lists, bool here, int size) {
   return lists.size() == 1 && lists.front().size() == static_cast<std::size_t>(size);
 }
 
-// Of tensors like `like`.
+// Refuses lists that are not of tensors like `like`.
 void require_list(const char* operation, const std::vector<Tensors>& lists, bool here,
                   const at::Tensor& like, int size) {
   if (!fits(lists, here, size)) {

@@ -74,7 +74,7 @@ class SameHostChannel final : public Channel {
   std::unique_ptr<Channel> plain_;
   at::ScalarType travelling_;
   std::shared_ptr<Take> taker_;  // while a gather is under way
-  // While a reduction is under way; memory from its first part on.
+  // The sum of a reduction under way; memory from its first part on.
   std::shared_ptr<at::Tensor> sum_;
   SliceSum what_;  // of the last reduction
   WorkPtr gather_, reduce_;

@@ -40,7 +40,7 @@ constexpr std::array kTypes{
     std::pair{DType::float4_e2m1fn_x2, at::kFloat4_e2m1fn_x2},
 };
 
-// Of a backend outside of libtorch, c10 has what copies and streams need.
+// c10 has what copies and streams need of a backend outside of libtorch.
 bool has_device_memory(const at::Tensor& tensor) {
   return tensor.is_cuda() || tensor.is_privateuseone();
 }

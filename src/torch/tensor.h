@@ -59,7 +59,7 @@ void make_plain(const at::Tensor& tensor);
   return plain(tensor.detach()).cpu().contiguous();
 }
 
-// Of what to_host gave, which has to live as long.
+// The bytes of what to_host gave, which has to live as long.
 [[nodiscard]] inline std::span<const std::byte> host_bytes(const at::Tensor& host) {
   return {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()};
 }

@@ -51,7 +51,7 @@ TEST(TensorValues, GoThroughACheckpoint) {
     return Value::dict({{"rows", to_value(rows)}, {"numbers", to_value(numbers)}});
   };
   save(tree(torch::arange(6.0).reshape({2, 3}).t(), complex.conj()), path, *solo_group());
-  // Of another dtype, other strides and other bits: filled all the same.
+  // Memory of another dtype, other strides and other bits is filled all the same.
   const auto rows = torch::zeros({3, 2}, at::kDouble);
   const auto memory = torch::zeros_like(complex);
   auto into = tree(rows, memory.conj());

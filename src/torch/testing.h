@@ -29,8 +29,8 @@ std::string error_of(Work&& work) {
   return "no Error";
 }
 
-// Where ranks compute whose test does not say; the CPU unless a program's own file sets another
-// place.
+// The device on which ranks compute whose test does not say; the CPU unless a program's own file
+// sets another one.
 inline std::function<torch::Device(int rank)>& device_of_ranks() {
   static std::function<torch::Device(int)> device = [](int) { return torch::Device(torch::kCPU); };
   return device;

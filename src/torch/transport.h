@@ -36,9 +36,9 @@ struct SliceSum {
   std::string what = {};              // they are, for who reads that the ranks differ
 };
 
-// The traffic of one unit. At most one gather and one reduction are under way at a time. Of one
-// whose start or finish has thrown there is nothing left: to finish it once more does nothing, and
-// gives no sum.
+// The traffic of one unit. At most one gather and one reduction are under way at a time. Nothing is
+// left of one whose start or finish has thrown: to finish it once more does nothing, and gives no
+// sum.
 class Channel {
  public:
   // Called between the start and the end of a gather, until every element of every rank's flat
@@ -55,10 +55,10 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  // Whose traffic this is, the same on all ranks. It travels with every operation, and ranks that
-  // do the same for different units get `mismatch`, not each other's numbers. (Where NCCL carries
-  // the parameters only their order in the first training pass and the reductions are compared:
-  // to read a name from the device would cost more than the gather.)
+  // The name of whom the traffic serves, the same on all ranks. It travels with every operation,
+  // and ranks that do the same for different units get `mismatch`, not each other's numbers. (Only
+  // the order of the parameters in the first training pass and the reductions are compared where
+  // NCCL carries them: to read a name from the device would cost more than the gather.)
   virtual void set_label(std::string label) { label_ = std::move(label); }
 
   // This rank's flat shard, one-dimensional, zeros at first. Parameters live in it.

@@ -64,7 +64,7 @@ TEST(Transport, ASumHasTheSameBitsOnAllRanks) {
   });
 }
 
-// Where a channel can, the shards of all ranks arrive where they are wanted.
+// The shards of all ranks arrive where they are wanted, if a channel can do that.
 TEST(Transport, GathersIntoTheMemoryAskedFor) {
   for (const std::string kind : {"same host", "pairs", "group"}) {
     run_mesh(

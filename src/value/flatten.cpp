@@ -218,7 +218,7 @@ class Unflattener {
     assign(at, path.back(), leaf.value);
   }
 
-  // Where `path[step]` leads from `container`; made when nothing is there yet.
+  // The container to which `path[step]` leads from `container`; made when nothing is there yet.
   Value container_below(Value& container, const Path& path, std::size_t step, const Leaf& leaf) {
     const Value* slot = slot_of(container, path[step], leaf);
     if (slot != nullptr && containers_.contains(slot->identity())) return *slot;
@@ -228,8 +228,8 @@ class Unflattener {
     return made;
   }
 
-  // Where `part` leads from a container that was made here, the hole when nothing is there yet,
-  // null when the container is of the other kind.
+  // The slot to which `part` leads from a container that was made here, the hole when nothing is
+  // there yet, null when the container is of the other kind.
   const Value* slot_of(Value& container, const PathPart& part, const Leaf& leaf) {
     const auto* index = std::get_if<std::int64_t>(&part);
     if (index == nullptr) return container.is(Kind::dict) ? slot_of_key(container, part) : nullptr;
@@ -298,7 +298,7 @@ class Unflattener {
   std::vector<std::pair<Value, std::string>> lists_;  // made here, and a leaf below each
 };
 
-// By the way to a list: a leaf below it, and the indices that there are.
+// A leaf below each list and the indices that there are, by the way to the list.
 using Indices = std::map<std::string, std::pair<std::size_t, std::set<std::int64_t>>>;
 
 // Those in the path of the leaf at `at`.

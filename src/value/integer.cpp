@@ -13,7 +13,7 @@ constexpr std::size_t kMaxDigits = 4300;       // as in Python
 constexpr std::size_t kMaxPrintedBytes = 256;  // longer ones are only described
 constexpr std::uint32_t kBillion = 1'000'000'000;
 
-// Of a two's complement number, little end first.
+// Whether a two's complement number, little end first, is below 0.
 bool is_negative(std::span<const std::byte> bytes) {
   return !bytes.empty() && (bytes.back() & std::byte{0x80}) != std::byte{0};
 }
@@ -58,7 +58,7 @@ std::span<const std::byte> shortest(std::span<const std::byte> bytes) {
   return bytes;
 }
 
-// Of at most 8 bytes.
+// The number in at most 8 bytes.
 std::int64_t small_from_bytes(std::span<const std::byte> bytes) {
   std::uint64_t bits = is_negative(bytes) ? ~std::uint64_t{0} : 0;
   for (std::size_t i = 0; i < bytes.size(); ++i) {

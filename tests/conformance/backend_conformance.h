@@ -237,7 +237,7 @@ TEST_P(BackendConformance, ManyAreUnderWayAndAwaitedInAnyOrder) {
       works.push_back(compat::reduce_scatter(group, sums[i], contributed[i]));
     }
     for (std::size_t i = works.size(); i-- > 0;) {
-      // Of gathers alone: Gloo's reductions tell nothing before they are awaited.
+      // Only gathers are asked: Gloo's reductions tell nothing before they are awaited.
       if (i % 10 == 0) {
         while (!works[i]->isCompleted()) std::this_thread::yield();
       }

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// While it lives, root is another user. Nobody else changes.
+// Root is another user while it lives. Nobody else changes.
 class Unprivileged {
  public:
   static constexpr uid_t kUser = 12345;

@@ -37,7 +37,7 @@ Files read_files(const fs::path& path) {
   return files;
 }
 
-// Where the bytes of every tensor lie, in whichever file.
+// The places of the bytes of every tensor, in whichever file.
 std::vector<Extent> tensor_extents(const Checkpoint& checkpoint) {
   std::vector<Extent> extents;
   for (const Leaf& leaf : checkpoint.leaves) {

@@ -36,7 +36,7 @@ using testing::Clock;
 namespace fs = std::filesystem;
 
 constexpr int kRanks = 3;
-// Who is killed is missed at once, who is stopped after the silence.
+// A rank that is killed is missed at once, one that is stopped after the silence.
 constexpr std::chrono::milliseconds kSilence{10'000}, kSilenceOfStopped{600};
 constexpr std::chrono::seconds kLimit{20};
 
@@ -54,7 +54,7 @@ struct Board {
 };
 Board* board = nullptr;
 
-// Of this process.
+// State of this process.
 bool armed = false;
 bool looked = false;  // rank 0 has had its last look at the group
 int fatal_step = 0;   // 0: none

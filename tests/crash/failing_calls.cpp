@@ -48,7 +48,7 @@ constexpr int kRanks = 2;
 constexpr std::chrono::milliseconds kSilence{10'000}, kSilenceOfStopped{600};
 constexpr std::chrono::seconds kLimit{20};
 
-// Of this process, for the actions.
+// State of this process, for the actions.
 std::string target, parent, rival;
 
 struct Case {
@@ -317,7 +317,7 @@ std::string carry_out(const Case& one, std::size_t files) {
 struct Counts {
   int made[2][testing::kCalls] = {};
   [[nodiscard]] int of(const Injection& injection) const {
-    // Which writes another thread takes differs from run to run: all of them fail.
+    // The writes that another thread takes differ from run to run: all of them fail.
     if (injection.at_commit || injection.in_helpers) return 1;
     int count = 0;
     for (int bit = 0; bit < testing::kCalls; ++bit) {

@@ -79,7 +79,7 @@ bool is_loaded(const Value& tree, int number) {
   return true;
 }
 
-// By the ranks that saved it, and so from their own files where that is possible.
+// Loads by the ranks that saved it, and so from their own files where that is possible.
 void load_own(Value& tree, const Location& where, Group& group) {
   auto found = GroupCheckpoint::open(where, tree.at("model"), {}, group);
   (void)found.load(tree);

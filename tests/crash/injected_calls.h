@@ -7,7 +7,7 @@
 
 namespace tessera::testing {
 
-// Which calls count; several of these together.
+// The calls that count; several of these together.
 constexpr unsigned kOpenToRead = 1U << 0U;
 constexpr unsigned kOpenToWrite = 1U << 1U;
 constexpr unsigned kOpenDirectory = 1U << 2U;
@@ -53,7 +53,7 @@ struct Injection {
   void (*action)() = nullptr;  // is not injected into
 };
 
-// Of this process. Nothing happens, and nothing is counted, unless `armed`.
+// The injector of this process. Nothing happens, and nothing is counted, unless `armed`.
 struct Injector {
   Injection injection;
   std::function<void()> on_commit;  // when `commit_path` has got its name

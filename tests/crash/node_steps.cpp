@@ -105,7 +105,7 @@ std::map<std::string, std::string> files_in(const std::string& directory) {
   return files;
 }
 
-// Which of the two saves a node has, whole; 0: neither.
+// The number of the save, of two, that a node has whole; 0: neither.
 int number_at(const std::string& node, CheckpointKind kind, int rank) {
   auto files = files_in(node + "/step");
   if (files.erase("tessera-state.json") != 1) return 0;  // has the save's id

@@ -46,8 +46,8 @@ class SocketWire final : public Wire {
   Fd socket_;
 };
 
-// Of rank 0 with each of the others: a tree of up to 33 ranks has no other connections. To be made
-// before the fork; each process keeps its own ends, or none.
+// Connections of rank 0 with each of the others: a tree of up to 33 ranks has no other connections.
+// To be made before the fork; each process keeps its own ends, or none.
 class Star {
  public:
   explicit Star(int ranks) {

@@ -14,7 +14,7 @@
 namespace tessera::testing {
 
 using OnStep = std::function<void(const char* call, std::string_view name)>;
-// Of this process; empty: nobody listens.
+// The listener of this process; empty: nobody listens.
 inline OnStep& on_step() {
   static OnStep listener;
   return listener;

@@ -149,7 +149,7 @@ def check_world(case, tools):
         want = dcp_load(folder / "a")
     except (Exception, CheckpointException):  # noqa: BLE001
         return "torch refuses"
-    # Of two leaves that get one path, of 0 beside "0", torch loads one.
+    # torch loads one of two leaves that get one path, of 0 beside "0".
     allowed = lambda text: refusal_is_documented(text, want) or (  # noqa: E731
         text.startswith("tessera: conflict: the path of this leaf runs through") and has_clashing_keys(case.value()))
     for step in case.more["steps"]:

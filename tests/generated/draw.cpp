@@ -237,7 +237,7 @@ void settle(Case& drawn) {
       has_two_forwards(drawn) || std::ranges::any_of(drawn.blocks, &Block::twice);
   if (any_twice && has_buckets(drawn)) drawn.checkpoint_all = false;
   for (auto& phase : drawn.phases) settle_steps(drawn, phase.steps);
-  // Where every rank has all gradients, their norm needs no other rank.
+  // The norm of gradients needs no other rank where every rank has all of them.
   if (drawn.odd == Odd::clips_alone && sharing_ranks(drawn.phases.front().layout) == 1)
     drawn.odd = Odd::skips_backward;
 }

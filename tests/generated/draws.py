@@ -88,7 +88,7 @@ def one_view(draw, now, option):
     if option == "select" and size > 0:
         return f".select({dim}, {draw(st.integers(0, size - 1))})"
     if option == "unfold" and size > 0:
-        # Of a long tensor windows of windows would have more elements than any memory.
+        # Windows of windows of a long tensor would have more elements than any memory.
         window = min(size, max(1, MOST_ELEMENTS // now.numel()) if now.numel() else size)
         return f".unfold({dim}, {draw(st.integers(1, window))}, {draw(st.integers(1, 3))})"
     start = draw(st.integers(0, max(size - 1, 0)))
@@ -142,7 +142,7 @@ def trees(draw, without=frozenset(), leaf=None):
         options.append(st.just(f"P[{i}]"))
         if not text.startswith("param"):
             options.append(viewed(f"P[{i}]", "lazy" not in without, pool))
-    # By number: a choice among choices would be flattened, and scalars have many.
+    # Options are drawn by number: a choice among choices would be flattened, and scalars have many.
     one = st.integers(0, len(options) - 1).flatmap(options.__getitem__)
     inner = st.recursive(one, lambda items: containers(items, keys, without), max_leaves=8)
     count = draw(st.integers(1, 6))

@@ -18,7 +18,7 @@ constexpr std::int64_t kPositions = 3;
 constexpr std::int64_t kOutputs = 3;
 constexpr std::int64_t kExperts = 3;
 
-// Which step a forward belongs to, of which rank, and what it does differently; -1: nothing.
+// The step and the rank of a forward, and what it does differently; -1: nothing.
 struct Route {
   int step = 0;
   int rank = 0;
@@ -41,7 +41,7 @@ class BlockImpl : public torch::nn::Module {
   virtual torch::Tensor forward(const torch::Tensor& x, const Route& route) = 0;
 };
 using BlockPointer = std::shared_ptr<BlockImpl>;
-// Of the kinds that only pairs of features have.
+// A block of the kinds that only pairs of features have.
 [[nodiscard]] BlockPointer make_feature_block(BlockKind kind, int width);
 
 class RootImpl : public torch::nn::Module {
@@ -79,7 +79,7 @@ struct Batch {
   torch::Tensor input, target;
 };
 [[nodiscard]] Batch batch_of(const Case& drawn, int step, int micro, int rank, int rows);
-// Of the output that `call` makes of the input, or of what the step makes of its gradient.
+// The loss of the output that `call` makes of the input, or of what the step makes of its gradient.
 [[nodiscard]] torch::Tensor loss_of(
     const std::function<torch::Tensor(const torch::Tensor& input)>& call, const Batch& batch,
     Extra extra = Extra::nothing);

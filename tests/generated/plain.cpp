@@ -313,8 +313,8 @@ AdamWOptions own_adamw_options() {
   return {.lr = 1e-2, .eps = 1e-2, .weight_decay = 0.02};
 }
 
-// Where gradients are near zero, steps of a fixed size would make much of the last digit: the
-// denominators are kept away from zero.
+// Steps of a fixed size would make much of the last digit of gradients near zero: the denominators
+// are kept away from zero.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind,
                                                         const std::vector<Tensor>& parameters) {
   namespace optim = torch::optim;

@@ -31,7 +31,6 @@ using PhaseResult = std::vector<StepResult>;
 [[nodiscard]] Odd odd_of(const Case& drawn, int phase, int step, int rank);
 [[nodiscard]] Route route_of(const Case& drawn, int phase, int step, int rank, int micro);
 [[nodiscard]] int rows_of(const Case& drawn, int phase, int step, int rank);
-// Which batch it is.
 [[nodiscard]] inline int batch_number(int phase, int step) {
   return phase * 50 + step;
 }
@@ -50,7 +49,7 @@ struct Outcome {
   Kind kind = Kind::finished;
   std::string text;
 };
-// Of each rank of the phase that was the last to run. `directory` is for checkpoints.
+// The outcomes of the ranks of the phase that was the last to run. `directory` is for checkpoints.
 [[nodiscard]] std::vector<Outcome> run_sharded(const Case& drawn,
                                                const std::vector<PhaseResult>& expected,
                                                const std::string& directory);

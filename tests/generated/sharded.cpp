@@ -122,8 +122,8 @@ class Rank {
   // Step `s` has to give what one process has.
   bool is_known(int s) const {
     if (phase_ > 0 || s < drawn_.odd_step) return true;
-    // Who left out a part of a step has other parameters by itself; what counts is what the others
-    // have.
+    // A rank that left out a part of a step has other parameters by itself; what counts is what the
+    // others have.
     const bool left_out =
         is_odd(Odd::skips_forward) || is_odd(Odd::skips_backward) || is_odd(Odd::accumulates_alone);
     if (left_out) return false;

@@ -87,7 +87,7 @@ class Nowhere final : public ByteSink {
   std::string name_ = "nowhere";
 };
 
-// Where each item has a file of its own, a window for each would be most of the work.
+// A window for each item would be most of the work if each has a file of its own.
 TEST(SmallItems, TakeNoWindow) {
   const Value tree = noise(64);
   const Tensor& tensor = tree.at("w").as_tensor();

@@ -114,7 +114,7 @@ struct Training {
     optimizer->zero_grad();
   }
 
-  // Of all that this rank holds.
+  // The sum of all that this rank holds.
   [[nodiscard]] double sum() const {
     const torch::NoGradGuard no_grad;
     double all = 0;
@@ -173,8 +173,8 @@ int take_part(const std::string& directory, int rank, int port) {
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  // Blocks of more than 1 MiB go back to the system when they are freed. By default glibc raises
-  // that size to that of the blocks it sees, 16 MiB here. It gives back the memory of freed ones
+  // Blocks of more than 1 MiB go back to the system when they are freed. glibc raises that size by
+  // default to that of the blocks it sees, 16 MiB here. It gives back the memory of freed ones
   // then, but keeps their addresses, which RLIMIT_DATA counts: 800 MiB of them when the model is
   // made.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);

@@ -69,7 +69,7 @@ class TinyTensors : public testing::Test {
   TemporaryDirectory directory_;
 };
 
-// Of these, opening the checkpoint takes nearly all but for the save.
+// Opening the checkpoint takes nearly all of these but for the save.
 constexpr std::int64_t kMostOfSave = 2'100, kMost = 2'300;
 
 TEST_F(TinyTensors, Save) {

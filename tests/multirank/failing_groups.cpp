@@ -312,7 +312,7 @@ std::string carry_out(const Run& run) {
   return end_all(run, children) + judge_directory(run);
 }
 
-// Of this process: sockets that are connected with another one.
+// The number of this process's sockets that are connected with another one.
 int connections() {
   int count = 0;
   for (int fd = 0; fd < 4096; ++fd) {

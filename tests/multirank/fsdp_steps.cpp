@@ -2,7 +2,7 @@
 //   torchrun --no-python fsdp_steps DIR MODE...
 // MODE is KIND.OPTIMIZER: fsdp2, fsdp2_bf16, fsdp1, fsdp1_orig, fsdp1_zero2 or ddp; sgd or adamw.
 // DIR/weights holds the initial parameters in the order of named_parameters() as float32,
-// DIR/tokens int64 [steps, world, 2, 7]. Of each mode the rank writes DIR/MODE.ours.RANK,
+// DIR/tokens int64 [steps, world, 2, 7]. The rank writes for each mode DIR/MODE.ours.RANK,
 // DIR/MODE.shard.RANK (its shards before the first step, one after the other) and, rank 0,
 // DIR/MODE.final (all parameters after the last).
 #include <torch/torch.h>

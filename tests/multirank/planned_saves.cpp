@@ -49,7 +49,7 @@ struct Job {
   std::string directory;
 };
 
-// Of one rank. In memory that processes share.
+// Counts of one rank, in memory that processes share.
 struct Sent {
   std::uint64_t folds, spreads, others, bytes;
   bool operator==(const Sent&) const = default;
@@ -158,7 +158,7 @@ SavePlan simulated(const Job& job) {
           }};
 }
 
-// By name and offsets of the chunk: sizes, file, offset and length.
+// Sizes, file, offset and length of each chunk, by its name and offsets.
 using Places = std::map<std::pair<std::string, Shape>,
                         std::tuple<Shape, std::string, std::uint64_t, std::uint64_t>>;
 
@@ -265,7 +265,7 @@ std::string carry_out(const Job& job, std::span<Sent> sent) {
   return wrong.empty() ? compare(job) : wrong;
 }
 
-// Of a save with placements: few folds and bytes, and as many as with fewer tensors.
+// A save with placements takes few folds and bytes, and as many as with fewer tensors.
 std::string judge(std::span<const Sent> few, std::span<const Sent> many) {
   for (std::size_t rank = 0; rank < many.size(); ++rank) {
     const Sent& sent = many[rank];

@@ -170,7 +170,7 @@ class Peers(unittest.TestCase):
         self.same(torch.load(self.work / "one.pt", weights_only=False), self.state)
         olmo_util.upload(self.work / "state.pt", f"{BUCKET}/run/uploaded.pt")
         self.read_by_us(f"{BUCKET}/run/uploaded.pt", "uploaded")
-        # Of its own kinds, which have a config.yaml.
+        # A checkpoint of its own kinds has a config.yaml.
         torch.save({"model": self.state["model"]}, self.work / "model.pt")
         (self.work / "config.yaml").write_text("run_name: peers\n")
         for step in (20, 100):

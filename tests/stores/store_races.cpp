@@ -103,8 +103,8 @@ void race(const std::string& url, int round) {
   for (const std::string& error : lost)
     if (error.starts_with("not as a rival")) return complain(round, error);
   const int there = loaded_number(url);
-  // Of two that replace one may begin when the other one is done: then both have won, the later
-  // one last.
+  // One of two that replace may begin when the other one is done: then both have won, the later one
+  // last.
   if (lost[0].empty() && lost[1].empty() && !overwrite) return complain(round, "two winners");
   if (!lost[0].empty() && !lost[1].empty())
     return complain(round, "no winner: " + lost[0] + "; " + lost[1]);

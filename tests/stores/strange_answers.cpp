@@ -120,7 +120,7 @@ class Round {
   std::string removed(bool& is_done) {
     put(*direct_, name_, drawn(10), IfExists::replace);
     is_done = goes_well([&] { proxied_->remove(name_); });
-    // Where the answer to another request came instead of its own, the server may be at it still.
+    // The server may be at it still if the answer to another request came instead of its own.
     for (int look = 0; is_done && direct_->exists(name_); ++look) {
       if (look == 30) return "removed, and it is there";
       std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -20,7 +20,7 @@ class Group:
         self._group = process_group
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)
-        # Which device is current is known to each thread alone.
+        # The current device is known to each thread alone.
         self._device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
 
     def gather(self, message: Any, root: int) -> list[Any] | None:

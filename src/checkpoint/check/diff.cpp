@@ -26,7 +26,7 @@ struct Side {
   StorageChecks& checks;
 };
 
-// Which elements of two tensors differ, and how much.
+// The elements in which two tensors differ, and how much.
 class Differences {
  public:
   explicit Differences(DType dtype)
@@ -196,7 +196,7 @@ class Diff {
     add(kind, a.name, render(a.value) + " / " + render(b.value));
   }
 
-  // Of the leaves' tensors x and y, which have one shape and dtype; empty: none.
+  // The difference of the leaves' tensors x and y, which have one shape and dtype; empty: none.
   std::string differing_elements(const Leaf& a, const Tensor& x, const Leaf& b, const Tensor& y) {
     return compare_elements({x, a.name, checks_a_}, {y, b.name, checks_b_}, meter_);
   }

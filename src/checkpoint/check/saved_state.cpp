@@ -50,7 +50,7 @@ bool is_of_state(const std::string& name) {
   return name.starts_with("model.") || name.starts_with("optim.");
 }
 
-// Of a `local` optimizer each rank has its own, so there is no one tensor (checkpoint-rows O-73).
+// Each rank has its own tensor of a `local` optimizer, so there is not one (checkpoint-rows O-73).
 bool is_of_each_rank(const std::string& name, CheckpointKind kind) {
   return kind == CheckpointKind::olmo_local && name.ends_with(".grad_norm_exp_avg");
 }

@@ -31,8 +31,8 @@ struct SavedState {
   std::vector<DigestedTensor> tensors;
   std::vector<Finding> findings;  // tensors that only one side has
 };
-// Of a directory of an OLMo kind; empty: no save has left digests there. Throws `corrupt` for a
-// file of digests that is damaged.
+// The saved state of a directory of an OLMo kind; empty: no save has left digests there. Throws
+// `corrupt` for a file of digests that is damaged.
 [[nodiscard]] SavedState saved_state_of(const Checkpoint& checkpoint);
 
 // Reads all of the tensor. Throws `mismatch` if its bytes have another digest. Returns their

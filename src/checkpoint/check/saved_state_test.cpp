@@ -84,7 +84,7 @@ TEST(SavedState, OfEveryKindIsComparedWithItsDigests) {
                   HasSubstr("optim.state.transformer.ln_f.weight.exp_avg")),
             AllOf(HasSubstr("incomplete: a digest is of a tensor that the checkpoint lacks"),
                   HasSubstr("model.transformer.more"))));
-    // Who asks for no data, or for a part, gets no comparison.
+    // Nothing is compared if no data, or a part, is asked for.
     EXPECT_THAT(findings_in(where, {.read_data = false}), ElementsAre());
     EXPECT_TRUE(verify(Checkpoint::open(where).only({"model"})).findings.empty());
   }

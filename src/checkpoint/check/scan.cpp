@@ -292,7 +292,7 @@ class Scan {
     if (refusal && !pickle && named) problem(*refusal, where);
   }
 
-  // Of numpy. Objects are a pickle behind the header.
+  // An array of numpy. Objects are a pickle behind the header.
   void array(const Source& source, const std::string& where, const Head& head, int depth) {
     const std::uint64_t begin = head[6] >= 2 ? 12 : 10;
     const auto bytes = std::as_bytes(std::span(head));
@@ -394,8 +394,8 @@ class Scan {
     return true;
   }
 
-  // Of torch: five pickles, and behind them the storages that these list and nothing else. Its
-  // reader says so.
+  // A stream of torch: five pickles, and behind them the storages that these list and nothing else.
+  // Its reader says so.
   void stream(const Source& source, const std::string& where, int depth) {
     std::uint64_t at = 0;
     for (int i = 0; i < kStreamPickles && (i == 0 || at < source->size()); ++i) {

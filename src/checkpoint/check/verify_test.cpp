@@ -147,7 +147,7 @@ TEST(Sealed, SwappedFilesAreRefused) {  // D08
   const std::string directory = saved(0);
   const auto files = files_with(directory, ".distcp");
   ASSERT_EQ(fs::file_size(files.at(0)) == fs::file_size(files.at(1)), false);
-  // Of one size, so that only their content tells them apart.
+  // The files have one size, so that only their content tells them apart.
   const std::string even = temporary_directory() + "/c";
   run_ranks(2, [&](Group& group) {
     const Shape shape = {kRows, kColumns};

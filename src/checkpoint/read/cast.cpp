@@ -137,7 +137,7 @@ struct Bool8 {
 template <typename T>
 constexpr bool kIs16Bit = std::is_same_v<T, BFloat16> || std::is_same_v<T, Half>;
 
-// Of a float outside the range of 64 bits, and of NaN, the least number.
+// A float outside the range of 64 bits, and NaN, give the least number.
 template <typename Float>
 std::int64_t to_int64(Float from) {
   constexpr auto kLimit = static_cast<Float>(9223372036854775808.0);

@@ -163,7 +163,7 @@ class Batches {
     add_dims(first, within_);
     if (chunked_ > 0) copy_.dims[0].size = count;
     lay_out_ranges();
-    // Where each range is in the file, and its place.
+    // The place of each range in the file, and in the target.
     std::vector<StridedDim> ranges = copy_.dims;
     for (std::size_t d = 0; d < ranges.size(); ++d)
       ranges[d] = {copy_.dims[d].size, move_.dims[first + d].from, copy_.dims[d].from};

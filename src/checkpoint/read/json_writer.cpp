@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-// Where the string that begins at `at` ends.
+// The end of the string that begins at `at`.
 std::size_t end_of_string(std::string_view json, std::size_t at) {
   for (++at; at < json.size() && json[at] != '"'; ++at)
     if (json[at] == '\\') ++at;

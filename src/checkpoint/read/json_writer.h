@@ -23,10 +23,10 @@ class JsonWriter {
                       BeyondAscii beyond_ascii = BeyondAscii::escaped)
       : bad_text_(bad_text), beyond_ascii_(beyond_ascii) {}
 
-  // Of an object or an array: '{' or '[', and '}' or ']'.
+  // An object or an array: '{' or '[', and '}' or ']'.
   void begin(char bracket);
   void end(char bracket) { json_ += bracket; }
-  // Of a member of an object. Its value comes next.
+  // A member of an object. Its value comes next.
   void key(std::string_view plain);  // without characters that have to be escaped
   void name(const std::string& text);
 

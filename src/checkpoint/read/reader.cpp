@@ -240,7 +240,7 @@ std::vector<Copy> TensorReader::window_of(std::int64_t begin, std::int64_t count
 
 void TensorReader::read_window(std::int64_t begin, std::int64_t count, std::byte* out) {
   std::vector<Copy> window = window_of(begin, count);
-  // By piece, and within a piece in its own order: that is the order of its bytes.
+  // Sorted by piece, and within a piece in its own order: that is the order of its bytes.
   std::stable_sort(window.begin(), window.end(), [](const Copy& a, const Copy& b) {
     return std::pair(a.from, a.from_local) < std::pair(b.from, b.from_local);
   });

@@ -38,8 +38,8 @@ void require_bounded(const Tensor& tensor, const std::string& name);
 //
 // Elements are asked for by target position; a running CRC-32 follows the bytes of a piece as they
 // are read in ascending order, and is compared with the recorded one when all have passed: a
-// difference is `corrupt`. Of storages that are read in part `hand_over` gives it to the job. Bytes
-// that no such check covers are counted.
+// difference is `corrupt`. `hand_over` gives the CRC-32 of storages that are read in part to the
+// job. Bytes that no such check covers are counted.
 class TensorReader {
  public:
   // Bytes of elements that are brought into order ahead of what is asked for.

@@ -64,7 +64,7 @@ struct TensorReader::Source {
   }
 };
 
-// Which runs of a piece are worth reading together.
+// The runs of a piece that are worth reading together.
 
 // Gaps that are shorter are always read over: a request of its own costs more than these bytes.
 inline constexpr std::int64_t kFreeGapBytes = 4 << 10;  // near

@@ -1,4 +1,4 @@
-// Which of a checkpoint's leaves somebody wants, and what a conversion makes of them before it
+// The leaves of a checkpoint that somebody wants, and what a conversion makes of them before it
 // reads.
 #pragma once
 
@@ -12,8 +12,6 @@
 #include "tessera/value.h"
 
 namespace tessera {
-
-// Which of a checkpoint's leaves somebody wants.
 
 class Choice {
  public:

@@ -20,7 +20,7 @@ constexpr int kVersion = 1;
 constexpr int kTailsVersion = 2;  // of a side file whose data files have tails
 constexpr std::string_view kPrefix = "tessera-";
 constexpr std::string_view kSuffix = ".json";
-// Where the checksum's digits are: the text begins with exactly this.
+// The place of the checksum's digits: the text begins with exactly this.
 constexpr std::string_view kHead = "{\n \"checksum\": \"";
 constexpr const char* kZeros = "0000000000000000";
 

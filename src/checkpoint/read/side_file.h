@@ -63,9 +63,9 @@ void stamp_checksum(std::string& text, std::size_t at);
 inline constexpr const char* kStateFile = "tessera-state.json";
 inline constexpr std::uint64_t kStateFileLimit = std::uint64_t{1} << 30;  // bytes
 
-// Which save of an OLMo kind the directory holds, by the end of the file; 0: nothing there says so
-// (fault-rows C04). It is asked for several times while a checkpoint is opened and loaded, so it
-// does not read the digests.
+// The mark of the save of an OLMo kind that the directory holds, by the end of the file; 0: nothing
+// there says so (fault-rows C04). It is asked for several times while a checkpoint is opened and
+// loaded, so it does not read the digests.
 [[nodiscard]] std::uint64_t save_mark_of(const Store& directory);
 // Whether the directory says that it holds another save than that of `mark`, which is not 0.
 [[nodiscard]] bool holds_other_save(const Store& directory, std::uint64_t mark);

@@ -45,7 +45,7 @@ struct HandedOver {
 // compute one.
 [[nodiscard]] bool has_crc(const Storage& storage);
 
-// Where the storage's bytes are, for errors: a file's name, a device, or "memory".
+// The place of the storage's bytes, for errors: a file's name, a device, or "memory".
 [[nodiscard]] std::string path_of(const Storage& storage);
 
 // Throws `corrupt` when `found`, the CRC-32 of all bytes of a storage, is not the recorded one.

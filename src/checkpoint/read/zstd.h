@@ -14,10 +14,10 @@ namespace tessera {
 
 // What lies in zstd frames, from front to back.
 
-// The content of the frames that make up `frames`. Memory is bounded whatever the size. Of one
-// thread. Each member throws `limit` when the content is longer than `cap` or needs a window of
-// more than 16 MiB, `corrupt` for bytes that are not zstd, `incomplete` for a frame that ends too
-// early.
+// The content of the frames that make up `frames`. Memory is bounded whatever the size. It belongs
+// to one thread. Each member throws `limit` when the content is longer than `cap` or needs a window
+// of more than 16 MiB, `corrupt` for bytes that are not zstd, `incomplete` for a frame that ends
+// too early.
 class ZstdStream {
  public:
   ZstdStream(std::shared_ptr<const ByteSource> frames, std::uint64_t cap);

@@ -75,7 +75,7 @@ class IndexHandler : public NumbersAsText {
   [[nodiscard]] bool in_total_size() const {
     return path_.size() == 2 && path_[0] == "metadata" && path_[1] == "total_size";
   }
-  // Where the format says what the value is.
+  // Whether the format says what the value at this place is.
   [[nodiscard]] bool has_own_place() const { return path_.empty() || in_map() || is_map(); }
 
   bool scalar(const char* what) {

@@ -46,7 +46,7 @@ struct NumbersAsText {
   return value;
 }
 
-// Where the JSON ends, or where it is at fault.
+// The end of the JSON, or the place where it is at fault.
 struct JsonEnd {
   std::size_t at = 0;
   std::string problem;  // the handler's `error`, or else the parser's; empty: none

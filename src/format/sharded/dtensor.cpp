@@ -251,7 +251,7 @@ std::vector<Split> sorted_by(const Value& order, const std::vector<Split>& split
   return sorted;
 }
 
-// Where a newer torch says in which order the mesh's dimensions split a tensor's, that order holds.
+// The order in which the mesh's dimensions split a tensor's holds where a newer torch states it.
 void apply_order(const Value& spec, std::vector<Split>& splits) {
   const Value* order = optional_attribute(spec, "shard_order");
   const bool strided = std::ranges::any_of(splits, &Split::strided);

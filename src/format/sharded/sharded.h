@@ -14,7 +14,7 @@
 
 namespace tessera::sharded {
 
-// Whose file it is.
+// The rank whose file it is.
 struct Rank {
   int rank = 0;
   int world = 1;  // number of ranks whose files are there

@@ -223,7 +223,7 @@ class Replacement {
 
   std::vector<std::string> lines_;
   std::vector<std::string> way_;  // to what is visited
-  // By its identity, which it keeps as long as it is here: a module, and what takes its place.
+  // A module, and what takes its place, by the identity that it keeps as long as it is here.
   std::unordered_map<const void*, std::pair<Value, Value>> states_;
   std::unordered_set<const void*> seen_;
 };

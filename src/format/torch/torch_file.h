@@ -90,7 +90,7 @@ class Writer {
   void stream(const SlotCrc& crc_of, const Put& put);
   // Total size of the archive.
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
-  // Of the pickled tree.
+  // Size of the pickled tree.
   [[nodiscard]] std::uint64_t pickle_size() const noexcept { return pickle_size_; }
 
  private:

@@ -128,7 +128,7 @@ class Pickler {
            piece.storage->encoding == Encoding::raw;
   }
 
-  // Where a tensor's elements are written.
+  // The place to which a tensor's elements are written.
   struct Elements {
     std::shared_ptr<Storage> storage;  // null: `fresh_`
     std::int64_t offset = 0;

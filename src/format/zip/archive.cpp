@@ -300,7 +300,7 @@ void Archive::Loader::explain_missing_end() const {
   fail(ErrorCode::incomplete, "no end record: not a zip archive, or one that was cut short", size_);
 }
 
-// Where the zip64 end record is, which lies in front of its locator.
+// The place of the zip64 end record, which lies in front of its locator.
 std::uint64_t Archive::Loader::wide_end_offset(const std::byte* locator,
                                                std::uint64_t locator_offset) const {
   const auto offset = load_le<std::uint64_t>(locator + 8);

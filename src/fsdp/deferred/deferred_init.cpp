@@ -25,7 +25,7 @@ constexpr auto kKey = c10::DispatchKey::DeferredInit;
 // torch::tensor fills what it has asked for through its address.
 constexpr std::int64_t kSmallElements = 1 << 17;
 
-// Of this thread's deferred_init; null outside.
+// The recording of this thread's deferred_init; null outside.
 thread_local std::shared_ptr<Recording> active;
 
 // One operator inside deferred_init.
@@ -321,7 +321,7 @@ void give_memory(const at::Tensor& tensor, torch::Device device) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
 }
 
-// By the user's own function.
+// Fills `empties` by the user's own function.
 void init_module(const NamedModule& named, const std::vector<Empty>& empties,
                  const FillOptions& options) {
   for (const auto& empty : empties) give_memory(empty.tensor, options.device);

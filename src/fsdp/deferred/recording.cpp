@@ -105,7 +105,8 @@ void visit_places_of(const Step& step, const Visit& visit) {
   for (const auto& [index, result] : step.made) visit(*place_of(result));
 }
 
-// Of an argument with data: a copy of what is small; what is large must not change.
+// The value to play with for an argument with data: a copy if it is small; a large one must not
+// change.
 at::Tensor kept_value(Step& step, const at::Tensor& tensor) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
   if (tensor.nbytes() <= kSmallBytes) return tensor.detach().clone();

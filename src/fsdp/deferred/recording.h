@@ -46,7 +46,7 @@ struct Step {
   torch::jit::Stack arguments;
   // Results on storages that the operator created: their place among its results, a stand-in.
   std::vector<std::pair<std::size_t, at::Tensor>> made = {};
-  // Of an operator that draws random numbers: the generator as it was before.
+  // The generator as it was before an operator that draws random numbers.
   std::optional<at::Generator> generator = {};
   // Large arguments with data, with the versions that they must still have when it is played.
   std::vector<std::pair<at::Tensor, std::uint32_t>> given = {};
@@ -54,7 +54,7 @@ struct Step {
 
 class Recording : public std::enable_shared_from_this<Recording> {
  public:
-  // Of the tensor's storage; null for a tensor with data or of another origin.
+  // The recording of the tensor's storage; null for a tensor with data or of another origin.
   [[nodiscard]] static std::shared_ptr<Recording> of(const at::Tensor& tensor);
   [[nodiscard]] bool holds(const at::Tensor& tensor) const { return of(tensor).get() == this; }
 

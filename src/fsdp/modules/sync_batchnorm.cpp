@@ -46,7 +46,7 @@ torch::Tensor along_channels(const torch::Tensor& numbers, const torch::Tensor& 
   return numbers.view(shape);
 }
 
-// Of the values of a channel on all ranks, in double.
+// Statistics of the values of a channel on all ranks, in double.
 struct Statistics {
   torch::Tensor mean, variance;  // not corrected
   torch::Tensor count;           // one number
@@ -81,7 +81,7 @@ Statistics statistics_of_all(const torch::Tensor& input, bool counts_here, const
               "SyncBatchNorm in training: all ranks together have one value per channel");
 }
 
-// Of no values `running` stays as it is.
+// `running` stays as it is if there are no values.
 void blend(const torch::Tensor& running, const torch::Tensor& fresh, const torch::Tensor& count,
            double factor) {
   const auto old = running.to(at::kDouble);

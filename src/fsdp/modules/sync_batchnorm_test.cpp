@@ -260,7 +260,7 @@ TEST_P(SyncBatchNormTest, RanksThatDifferAreTold) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, SyncBatchNormTest, ::testing::Values(true, false));
 
-// Of two units, with an activation checkpoint if `again`.
+// A block of two units, with an activation checkpoint if `again`.
 template <typename Norm>
 struct ConvBlockImpl : nn::Module {
   nn::Conv1d conv{nullptr};

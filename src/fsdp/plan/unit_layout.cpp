@@ -55,7 +55,7 @@ class FlatArray {
     if (begin != end_) gaps_.push_back({begin, end_});
   }
   [[nodiscard]] UnitLayout cut(int world) const { return cut_flat(params_, end_, world); }
-  // Of a rank's shard in what cut() gave.
+  // The gaps of a rank's shard in what cut() gave.
   [[nodiscard]] std::vector<FlatRange> gaps_in(const UnitLayout& layout, int rank) const {
     const auto begin = rank * layout.shard_elements;
     std::vector<FlatRange> found;

@@ -1,7 +1,7 @@
-// Where the parameters of a unit lie in its two arrays: the gathered one and a rank's shard.
+// The places of a unit's parameters in its two arrays: the gathered one and a rank's shard.
 //
 // The gathered array holds every parameter whole. A shard has the same length on every rank, so
-// that one collective moves all of them; what of it no parameter fills is padding. `runs` says
+// that one collective moves all of them; the part that no parameter fills is padding. `runs` says
 // which elements of which parameter a rank holds where, and is all that copies need: gathering,
 // cutting gradients and taking over a module's parameters know of no other rule. Pure integers.
 #pragma once

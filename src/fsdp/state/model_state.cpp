@@ -90,7 +90,7 @@ namespace {
 
 constexpr const char* kComparing = "comparing the buffers of a model";
 
-// Of its form and its elements.
+// A digest of the buffer's form and its elements.
 std::uint64_t digest_of_buffer(const at::Tensor& buffer) {
   const auto host = to_host(buffer);
   const std::string form = c10::str(host.scalar_type(), host.sizes());

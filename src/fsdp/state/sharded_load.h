@@ -41,8 +41,8 @@ void redistribute(const Shape& shape, const at::Tensor& from_array, std::span<co
 
 // What a state of parts brings to a model: planned and checked first, then moved.
 
-// Whether a state and a module must have the same names. Of a partial state the module takes what
-// it has, and keeps the rest.
+// Whether a state and a module must have the same names. The module takes what a partial state has,
+// and keeps the rest.
 enum class Names : std::uint8_t { same, partial };
 
 // Those of flat arrays: a rank holds other parts of them than chunks of rows, so their sharded kind
@@ -57,8 +57,8 @@ class ShardedLoad {
   ShardedLoad(const torch::nn::Module& module, const Value& state, Names names);
   // The same for this rank's parts in `mine`, a tree over the memory that they are copied to.
   ShardedLoad(const Value& mine, const Value& state);
-  // Collective if there are units without chunks. Of a partial state all ranks must then have the
-  // same names.
+  // Collective if there are units without chunks. All ranks must then have the same names of a
+  // partial state.
   void apply() const;
 
  private:

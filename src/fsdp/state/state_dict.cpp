@@ -30,7 +30,7 @@ void require_possible(const StateDictOptions& options) {
                 "rank0_only is an option of the full state dict alone");
 }
 
-// Where nothing is sharded there is one kind only.
+// There is one kind only if nothing is sharded.
 StateDictType kind_of(ModuleRef module, const StateDictOptions& options) {
   if (options.type == StateDictType::full) return options.type;
   const auto units = detail::units_below(module.get());
@@ -55,7 +55,7 @@ Tensor flat_leaf(Unit& unit) {
   return flat_leaf_of(unit.shard().narrow(0, 0, count), {elements}, begin);
 }
 
-// Of parameters and buffers that this rank has whole.
+// Leaves of the parameters and buffers that this rank has whole.
 Pairs whole_leaves(const torch::nn::Module& module) {
   Pairs pairs;
   for (const auto& [name, tensor] : detail::state_entries(module)) {
@@ -95,7 +95,7 @@ Tensor own_chunk(const at::Tensor& whole, const Mesh& mesh) {
   return detail::chunk_leaf(rows, shape, box);
 }
 
-// By the module's tensor.
+// The chunks, keyed by the module's tensor.
 std::unordered_map<const c10::TensorImpl*, Tensor> gathered_chunks(
     const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, Tensor> chunks;

@@ -38,7 +38,7 @@ inline std::vector<StateEntry> state_entries(const torch::nn::Module& module) {
   return entries;
 }
 
-// Of buffers that mixed precision has cast: the types that they had.
+// The types that buffers had before mixed precision cast them.
 using TypesOfBuffers = std::unordered_map<const c10::TensorImpl*, at::ScalarType>;
 [[nodiscard]] TypesOfBuffers types_of_buffers(const torch::nn::Module& module);
 

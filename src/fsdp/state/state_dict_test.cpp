@@ -80,7 +80,7 @@ TEST(StateDict, OfEveryKindLoadsWhatItSaved_M9_M10_M11_SDT) {
         for (const auto type :
              {StateDictType::full, StateDictType::local, StateDictType::sharded}) {
           set_state_dict_type(net, {.type = type});
-          // Of local and sharded states the memory is the shards' own.
+          // The memory of local and sharded states is the shards' own.
           auto other = wrapped(mesh, original);
           set_state_dict_type(other, {.type = type});
           const auto state = state_dict(other);

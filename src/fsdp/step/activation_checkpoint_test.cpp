@@ -190,7 +190,8 @@ TEST(Checkpoint, UnderAutocastGivesAWeightInsideAndOutsideBothGradients) {
   for (const bool outside_first : {false, true}) {
     const auto expected = gradient(false, outside_first);
     const auto error = (gradient(true, outside_first) - expected).abs().max().item<double>();
-    // Of sums in bfloat16; without a part of the gradient it is ten times as much.
+    // The error is that of sums in bfloat16; without a part of the gradient it is ten times as
+    // much.
     EXPECT_LT(error, 0.02 * expected.abs().max().item<double>());
   }
 }

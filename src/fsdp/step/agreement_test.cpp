@@ -302,7 +302,7 @@ TEST(Parts, OptimizersThatAreNotElementwiseAreRefused) {
   });
 }
 
-// Where every rank has all of it, it is right.
+// It is right if every rank has whole parameters.
 TEST(Parts, OptimizersThatAreNotElementwiseWorkOnWholeParameters) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = make_net({}), plain = make_net({});
@@ -361,7 +361,7 @@ TEST(Parts, AutogradsGradOfParametersIsRefused) {
       abandon_step(net);
       EXPECT_EQ(error_of([&] { backward_of(net, mesh); }), "no Error");
     }
-    // Of inputs it is this rank's own, as it should be.
+    // The gradient of an input is this rank's own, as it should be.
     auto linear = with_values(nn::Linear(3, 4), 3);
     fully_shard(linear, mesh);
     const auto x = torch::ones({1, 3}).requires_grad_();

@@ -30,7 +30,7 @@ struct TwiceImpl : nn::Module {
 };
 TESSERA_MODULE(Twice);
 
-// As at::autocast's guards in Python. Of this thread.
+// Autocast of this thread, as by at::autocast's guards in Python.
 class AutocastScope {
  public:
   explicit AutocastScope(bool keeps_casts) {

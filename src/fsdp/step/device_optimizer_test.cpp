@@ -30,10 +30,10 @@ using testing::test_device;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Of a group and dtype.
+// Launches for one group and dtype.
 constexpr int kOptimizerLaunches = 4;
-// Of gradients of three dtypes and whole ones beside them: five to find the norm of a dtype and two
-// to change its gradients, the exchange, and what joins them.
+// Launches for gradients of three dtypes and whole ones beside them: five to find the norm of a
+// dtype and two to change its gradients, the exchange, and what joins them.
 constexpr int kClipLaunches = 28;
 
 ShardedParameter held(const at::Tensor& local, const std::optional<Mesh>& mesh = {}) {
@@ -246,7 +246,7 @@ std::vector<ShardedParameter> clippable(const Mesh& mesh, at::Device device) {
   std::vector<ShardedParameter> parameters;
   int seed = 0;
   for (const auto type : {at::kFloat, at::kBFloat16, at::kFloat, at::kDouble, at::kBFloat16}) {
-    // Of the last float the last rank has nothing, and the last one is whole on every rank.
+    // The last rank has nothing of the last float, and the last parameter is whole on every rank.
     const bool is_whole = ++seed == 5;
     const bool has_none = seed == 3 && mesh.rank() + 1 == mesh.size();
     const auto values = values_of(is_whole ? seed : 10 * mesh.rank() + seed, {7}, type);

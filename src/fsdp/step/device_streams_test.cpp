@@ -71,7 +71,6 @@ void expect_as_on_the_cpu(const ShardNet& shard) {
   EXPECT_THAT(testing::take_races(), IsEmpty());
 }
 
-// Of the second step.
 testing::DeviceCounts counts_of_second_step(Mesh& mesh, const ShardNet& shard) {
   auto net = testing::make_net({.blocks = kStreamUnits - 1});
   shard(net, mesh);

@@ -1,5 +1,5 @@
-// Where tensors are: what a user puts in their place, modules on other devices, offload (spec 5.2,
-// 6.5, 6.17). The meta device stands for a second one: it computes shapes.
+// The devices of tensors: what a user puts in their place, modules on other devices, offload (spec
+// 5.2, 6.5, 6.17). The meta device stands for a second one: it computes shapes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

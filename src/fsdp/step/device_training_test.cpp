@@ -77,7 +77,8 @@ TEST_P(DeviceTrainings, EqualsTheCpus) {
   EXPECT_THAT(testing::take_races(), ::testing::IsEmpty());
 }
 
-// Of a step of a net, whose units are the blocks and the root; without options nothing is sharded.
+// Counts of a step of a net, whose units are the blocks and the root; without options nothing is
+// sharded.
 testing::DeviceCounts counts_of_step(Mesh& mesh, const std::optional<ShardOptions>& options,
                                      int blocks) {
   auto net = make_net({.blocks = blocks});
@@ -220,7 +221,7 @@ FullState loaded(const Mesh& mesh, const std::string& path) {
   return full_state_dict(net, {.offload_to_cpu = true});
 }
 
-// By copies that run beside the host: of page-locked memory.
+// A save's copies run beside the host: they are of page-locked memory.
 TEST(DeviceTraining, SavesWhatOthersLoadHereAndOnTheCpu) {
   std::string directory = ::testing::TempDir() + "tessera_device_XXXXXX";
   ASSERT_NE(mkdtemp(directory.data()), nullptr);

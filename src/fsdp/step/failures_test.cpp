@@ -118,7 +118,7 @@ struct FailsBackward : torch::autograd::Function<FailsBackward> {
   }
 };
 
-// Of graphs that were made before: a forward has been refused all along.
+// The graphs were made before: a forward has been refused all along.
 TEST(Abandon, AnotherBackwardAfterOneThatThrew) {
   for (const bool is_whole : {false, true}) {
     for (const bool is_nested : {false, true}) {

@@ -27,7 +27,7 @@ class ForwardOrder {
   // The units of the first training pass in their order, the same on every rank; of those that were
   // entered again, each time.
   [[nodiscard]] const std::vector<std::weak_ptr<const Unit>>& known() const { return known_; }
-  // Of what was seen so far; on every rank.
+  // Forgets what was seen so far; on every rank.
   void forget() { *this = {}; }
 
  private:

@@ -146,7 +146,7 @@ torch::Tensor rows_of(int rank) {
   return torch::randn({3, 4}, generator);
 }
 
-// Of each step and rank: loss, gradient of the input, what a hook on the input saw.
+// The loss, the gradient of the input and what a hook on the input saw, of each step and rank.
 std::vector<std::array<double, 3>> train_in_place(InPlaceNet& net, int first_rank, int ranks) {
   torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), 0.01);
   const bool retains = !is_one_of(net->outer->inner->use, {Use::retains, Use::retained});

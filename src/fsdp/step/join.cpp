@@ -47,7 +47,7 @@ struct Join::Impl {
   std::vector<ModuleRef> models;
   std::vector<torch::Tensor> parameters, buffers;  // each once
   std::vector<SyncBatchNormImpl*> norms;           // the buffers of which are alike on all ranks
-  // Of what this rank runs backward. Its hooks have it too.
+  // The weight of what this rank runs backward. Its hooks have it too.
   std::shared_ptr<double> weight = std::make_shared<double>(1.0);
   std::vector<Watched> watched;
   std::unordered_set<const c10::TensorImpl*> is_watched;

@@ -467,7 +467,7 @@ struct JoinGoldenImpl : nn::Module {
 };
 TESSERA_MODULE(JoinGolden);
 
-// Of tests/golden/make/join.py.
+// The batches of tests/golden/make/join.py.
 torch::Tensor golden_batch(int rank, int number) {
   return torch::sin(torch::arange(20, torch::kDouble) + 100 * rank + 10 * number).view({5, 4});
 }

@@ -106,7 +106,7 @@ const Step* step_of(const at::Tensor& parameter) {
 // Optimizers in backward as one.
 class InBackward final : public OptimizerAccess {
  public:
-  // Of a parameter, which keeps its optimizer.
+  // A parameter, which keeps its optimizer.
   struct One {
     at::Tensor parameter, inside;  // the optimizer's own tensor
     OptimizerRef optimizer;

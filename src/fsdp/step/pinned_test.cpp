@@ -72,7 +72,7 @@ TEST_P(Pinned, ValuesThatOneRankAloneHoldsAreGatheredByAll) {
   }
 }
 
-// By an operator on the part that one rank holds.
+// An operator changes the part that one rank holds.
 TEST_P(Pinned, OneRanksOwnChangeIsSeenByAll) {
   run(2, [](Mesh& mesh) {
     auto alone = with_values(Row(), 3), row = with_values(Row(), 3);

@@ -191,8 +191,8 @@ struct SeenLayersImpl : nn::Module {
 };
 TESSERA_MODULE(SeenLayers);
 
-// Of one step: how many backwards of each rank come before the one that reduces, and whether that
-// one uses both layers.
+// One step: how many backwards of each rank come before the one that reduces, and whether that one
+// uses both layers.
 struct UnevenStep {
   std::vector<int> kept;
   bool both = true;

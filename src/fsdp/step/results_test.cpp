@@ -181,7 +181,7 @@ TEST(ResultThatIsALeaf, GetsNoHookOfAPass) {
   });
 }
 
-// Where a model is cut into stages, the next one's backward begins at such a leaf.
+// The backward of a model's next stage begins at such a leaf.
 struct StageImpl : nn::Module {
   nn::Linear out{nullptr};
   StageImpl() { out = register_module("out", nn::Linear(4, 4)); }
@@ -200,7 +200,7 @@ TEST(ResultThatIsALeaf, OfTheCallersOwnHasItsGradient) {
   });
 }
 
-// Whose parameter it is does not matter: what lasts longer than the pass gets no hook of a pass.
+// It does not matter whose parameter it is: what lasts longer than the pass gets no hook of a pass.
 TEST(ResultThatIsAParameter, MayBeIgnored) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = handed_out();

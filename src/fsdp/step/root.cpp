@@ -48,8 +48,8 @@ void require_no_capture(const Unit& unit) {
                   "modules that have no parameters of a unit");
 }
 
-// The optimizer sees flat parameters or original ones, not both; a model is evaluated in one way
-// (fsdp-rows X28, L36). Of FSDP1's units.
+// The optimizer sees flat parameters of FSDP1's units or original ones, not both; a model is
+// evaluated in one way (fsdp-rows X28, L36).
 void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
   std::set<bool> original, full_precision;
   for (const auto& unit : units) {
@@ -348,7 +348,7 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   }
 }
 
-// Of several modules the first one gathers for all.
+// The first of several modules gathers for all.
 bool Root::begins(Unit& unit) {
   auto& to_run = entry_of(unit).modules_to_run;
   if (unit.module_count() == 1) return true;
@@ -404,7 +404,7 @@ void Root::prefetch_from(const Unit& unit) {
   }
 }
 
-// While the pass goes like the one before, the next unit is known.
+// The next unit is known while the pass goes like the one before.
 void Root::prefetch_forward(const Unit& unit) {
   if (!entry_of(unit).forward_prefetch.empty())
     return prefetch(entry_of(unit).forward_prefetch, kRangePreForwardPrefetch);

@@ -146,12 +146,13 @@ class Root : public std::enable_shared_from_this<Root> {
   [[nodiscard]] bool casts_inputs(const Unit& unit) const;
   void cast_results(const Unit& unit, const std::vector<at::Tensor*>& results) const;
   [[nodiscard]] std::size_t reduction_limit() const;
-  // Which training pass it is, the same on all ranks that did the same; travels with gradients.
+  // The number of the training pass, the same on all ranks that did the same; travels with
+  // gradients.
   [[nodiscard]] std::uint32_t pass_number(const Unit& unit) const;
 
   void before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version);
   void after_backward(Unit& unit);
-  // Of a backward that ended with an exception.
+  // Whether a backward ended with an exception.
   [[nodiscard]] bool has_lost_backward() const { return in_backward_ && backward_.expired(); }
   void begin_backward();
   void finish_backward();
@@ -168,7 +169,7 @@ class Root : public std::enable_shared_from_this<Root> {
   std::vector<std::weak_ptr<Unit>> entered_;       // units in the order this forward entered them
   std::vector<std::weak_ptr<Unit>> last_entered_;  // and the one before: what to prefetch
   ForwardOrder order_;                             // of the first training pass
-  // Of the thread that called the model last. Backward on a device runs on another one.
+  // The place of the thread that called the model last. Backward on a device runs on another one.
   std::shared_ptr<Place> place_ = place_of_thread();
   // Oldest first. Not owned: units own the root, and the mesh whose connections end with them.
   std::deque<std::weak_ptr<Unit>> reducing_;
@@ -179,7 +180,7 @@ class Root : public std::enable_shared_from_this<Root> {
   std::uint32_t resets_ = 0;
   bool leaves_gradients_ = false;  // backwards did since the last that reduced those of all units
   bool in_backward_ = false;
-  // Of the backward under way, while it lives: nobody tells when an exception has ended it.
+  // The backward under way, while it lives: nobody tells when an exception has ended it.
   std::weak_ptr<const char> backward_;
   bool failed_ = false;
 };

@@ -124,8 +124,8 @@ void Root::finish_oldest_reduction() {
   if (unit->grad_state() == GradState::reducing) unit->finish_reduce();
 }
 
-// Of those that this backward did not use. All ranks get the same ones: where parameters are whole
-// a forward does not talk, and each rank may have used others.
+// The units are those that this backward did not use. All ranks get the same ones: a forward does
+// not talk if parameters are whole, and each rank may have used others.
 std::vector<std::shared_ptr<Unit>> Root::units_with_left_gradients() {
   const auto all = units();
   const auto is_left = [](const auto& unit) {

@@ -520,7 +520,7 @@ TEST(Schedule, ResultsThatAreViewsWarnOnce_R5) {
 // The file ----------------------------------------------------------------------------------------
 
 TEST(TraceFile, HasAProcessARankWithAllLanes) {
-  // Of this process alone: `fsdp` and `fsdp_gloo` run beside each other.
+  // The path is this process's own: `fsdp` and `fsdp_gloo` run beside each other.
   const auto path = ::testing::TempDir() + "tessera_trace." + std::to_string(getpid()) + ".json";
   run_mesh(2, [&](Mesh& mesh) {
     auto net = small(mesh, {});

@@ -39,7 +39,7 @@ std::vector<std::shared_ptr<Unit>> units_of(ModuleRef module, bool recurse,
   return units;
 }
 
-// Of all of them, or of none.
+// Changes the rules of all of them, or of none.
 template <typename Change>
 void change_rules(const std::vector<std::shared_ptr<Unit>>& units, const Change& change) {
   std::vector<detail::AverageRules> changed;

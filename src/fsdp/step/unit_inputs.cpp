@@ -87,8 +87,8 @@ void UnitInputs::give(const at::Tensor& tensor, Edge before, compat::NodePtr nod
   given_.push_back({WeakTensor(tensor.getIntrusivePtr()), std::move(before), std::move(node)});
 }
 
-// What forward has changed keeps its new history, which goes through the node. Of a tensor that was
-// given twice the first one's node was replaced.
+// What forward has changed keeps its new history, which goes through the node. The first node of a
+// tensor that was given twice was replaced.
 UnitInputs::~UnitInputs() {
   for (auto& one : given_) {
     if (const auto tensor = one.tensor(); is_behind(tensor, one.node))

@@ -1,4 +1,4 @@
-// Where the backend divides sums on the way, as NCCL does: nobody divides them again.
+// The backend divides sums on the way, as NCCL does: nobody divides them again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

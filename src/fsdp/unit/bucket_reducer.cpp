@@ -25,7 +25,7 @@ bool is_alone(const at::Tensor& gradient, bool arriving) {
          gradient.storage().use_count() <= (arriving ? 2U : 1U);
 }
 
-// Where there is none, zeros.
+// The gradient, or zeros if there is none.
 at::Tensor reducible_gradient(const at::Tensor& full) {
   const auto& gradient = full.grad();
   if (!gradient.defined()) return at::zeros(full.sizes(), full.options().requires_grad(false));
@@ -385,7 +385,7 @@ at::Tensor BucketReducer::rows_of_all(const at::Tensor& mine,
   return all;
 }
 
-// Which buckets left before the exception depends on the rank, so those that did not leave now.
+// The buckets that left before the exception depend on the rank, so those that did not leave now.
 void BucketReducer::forget() {
   if (std::exchange(begun_, false) && sync_ && early_)
     finish_unwanted([&] { static_cast<void>(start()); });

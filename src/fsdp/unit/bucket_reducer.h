@@ -59,7 +59,7 @@ class BucketReducer final : public GradReducer {
     bool has_all = false;     // gradients, in what is under way
     bool averages = false;    // the transport divides what is under way
     std::size_t missing = 0;  // of those that may get a gradient, in this backward
-    // While under way: gradients and trailer in one array, or where they are.
+    // Gradients and trailer in one array while they are under way, or where they are.
     at::Tensor values;
     std::vector<at::Tensor> gradients;
     at::Tensor trailer;
@@ -89,7 +89,7 @@ class BucketReducer final : public GradReducer {
   void take_back_in_place(Bucket& bucket);
   void launch_rows(Bucket& bucket);
   void take_back_rows(Bucket& bucket);
-  // Of all ranks, of which rank r has `counts[r]`.
+  // The rows of all ranks, of which rank r has `counts[r]`.
   [[nodiscard]] at::Tensor rows_of_all(const at::Tensor& mine,
                                        const std::vector<std::int64_t>& counts) const;
   void forget(Bucket& bucket);

@@ -122,7 +122,7 @@ class CountingAllocator final : public c10::Allocator {
     std::atomic<std::int64_t> live{0};
     std::atomic<std::int64_t> peak{0};
   };
-  // Where this thread's allocations are counted; null: nowhere.
+  // The tally of this thread's allocations; null: they are not counted.
   static thread_local Tally* current;
 
   CountingAllocator() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, kPriority); }

@@ -17,9 +17,9 @@
 namespace tessera::detail {
 namespace {
 
-// Of what all ranks gave, bit by bit, how many have it set and how many have not: nobody may have
-// said the opposite. Sums of nothing but zeros are 0 and no others are, in every type and order,
-// where those of ones soon stay what they are: 256 + 1 is 256 in bfloat16.
+// Whether all ranks gave `number`. The sums say of each bit how many have it set and how many have
+// not: nobody may have said the opposite. Sums of nothing but zeros are 0 and no others are, in
+// every type and order, where those of ones soon stay what they are: 256 + 1 is 256 in bfloat16.
 bool all_gave(std::uint32_t number, const double* sums) {
   for (int bit = 0; bit < Trailer::kBits; ++bit) {
     const bool is_set = ((number >> bit) & 1U) != 0;
@@ -43,7 +43,7 @@ void require_same_reduced(const Reduced& what, const double* sums) {
       Same{what.id,
            "the ranks reduced different units at the same time; their forwards must call the same "
            "modules in the same order"},
-      // Where parameters are whole nothing else tells that a rank is behind.
+      // Nothing else tells that a rank is behind if parameters are whole.
       Same{what.pass,
            "the ranks reduced gradients of different passes of the model: one of them left out a "
            "backward or a step (a `continue` where the loss is NaN), called the model with "

@@ -5,8 +5,9 @@
 //   parameter that no rank has one for keeps the gradient it had: none, as in torch.
 // - After those travels the unit's number, that of the pass and which of its parameters require a
 //   gradient, bit by bit: ranks that reduce different units or passes at the same time, or froze
-//   different parameters, get `mismatch`, not numbers. Of each bit travels who has it and who has
-//   not, and what nobody says must be 0: that is exact in every type, for any number of ranks.
+//   different parameters, get `mismatch`, not numbers. Two numbers travel for each bit, who has it
+//   and who has not, and what nobody says must be 0: that is exact in every type, for any number of
+//   ranks.
 // - Sums are divided by the number of ranks, by a part before the sum where it could overflow.
 #pragma once
 
@@ -36,7 +37,7 @@ struct UnitParam {
   bool mirrored = false;  // full.grad() is dead_grad
   // Negative zeros that are local.grad() in the place of what is kept (Unit::show_kept).
   at::Tensor stand_in = {};
-  // Of local.grad(), when it stood for what is kept.
+  // The version of local.grad() when it stood for what is kept.
   std::optional<std::uint32_t> shown_version = {};
   bool trains = false;   // requires a gradient, as `full` and `local` last agreed
   bool watched = false;  // Unit::watch has seen it
@@ -44,7 +45,7 @@ struct UnitParam {
   bool in_graph = false;
 };
 
-// Which of the parameters require a gradient: equal where it is the same ones.
+// A digest of which parameters require a gradient.
 [[nodiscard]] std::uint32_t digest_of_trained(const std::vector<bool>& trained);
 [[nodiscard]] std::uint32_t digest_of_trained(const std::vector<UnitParam>& params);
 
@@ -102,8 +103,8 @@ class Trailer {
   [[nodiscard]] static at::Tensor make_rows(const std::vector<at::Tensor>& gradients,
                                             const Reduced& what, const at::TensorOptions& options,
                                             int ranks);
-  // Of the summed slice: which parameters some rank had a gradient for. Throws `mismatch` when
-  // the ranks reduced different things. Sums of sums say the same.
+  // Reads from the summed slice which parameters some rank had a gradient for. Throws `mismatch`
+  // when the ranks reduced different things. Sums of sums say the same.
   [[nodiscard]] static std::vector<bool> read(const at::Tensor& sum, std::size_t parameters,
                                               const Reduced& what);
 };
@@ -153,7 +154,7 @@ class GradReducer {
   virtual void finish() = 0;
   // The gradients stay on this rank, for a later start.
   virtual void keep() = 0;
-  // Of parameter `param` outside of its grad(), where nobody sees them.
+  // Whether it keeps a gradient of parameter `param` outside of its grad(), where nobody sees it.
   [[nodiscard]] virtual bool keeps(std::size_t param) const = 0;
   virtual void drop_kept(std::size_t param) = 0;
   // Waits for what is under way and forgets all gradients of this rank.
@@ -184,7 +185,7 @@ class GradReducer {
  private:
   at::ScalarType dtype_;
   AverageRules wanted_;
-  // Of the reduction that began last.
+  // The scale of the reduction that began last.
   GradScale scale_;
   std::shared_ptr<const ReduceHook> hook_;
   CommHook comm_hook_;

@@ -54,7 +54,7 @@ torch::Tensor pair_loss(Pair& pair, int micro, int rank) {
   return pair(pair_input(micro, rank)).square().sum();
 }
 
-// Of each parameter, the sum over `ranks` in these micro-batches.
+// The sum of each parameter's gradients over `ranks` in these micro-batches.
 std::vector<torch::Tensor> sums_of(const std::vector<int>& micros, int ranks) {
   auto pair = make_pair_of_layers();
   for (const int micro : micros) {

@@ -71,7 +71,7 @@ void wrap_bits(Bits& module, const Mesh& mesh, BitsKind kind, std::optional<at::
   }
 }
 
-// Of `local` the part that a rank holds.
+// The part of `whole` that a rank holds.
 torch::Tensor part_of(const torch::Tensor& whole, const ShardedParameter& parameter) {
   const auto count = parameter.local.size(0);
   if (parameter.local.dim() == 1)

@@ -167,8 +167,8 @@ void ParamStore::start_gather(std::shared_ptr<StoragePool> pool, bool may_change
       may_change);
 }
 
-// All of it is queued at once, on the stream of gathers. Where shards lie as parameters do, what
-// travels fills the parameters' own memory.
+// All of it is queued at once, on the stream of gathers. What travels fills the parameters' own
+// memory if shards lie as parameters do.
 void ParamStore::start_whole_gather(StoragePool& pool, bool may_change) {
   const torch::NoGradGuard no_grad;
   const auto& gathers = pool.gathers(gathered_.device());

@@ -44,7 +44,7 @@ class StoragePool {
     c10::DataPtr memory;
     std::optional<c10::Event> last_use;  // on a device, by the stream that computes
   };
-  // Of a storage that was taken, for one like `model`; null: there is none.
+  // The memory of a storage that was taken, for one like `model`; null: there is none.
   [[nodiscard]] c10::DataPtr reuse(const c10::StorageImpl& model);
 
   static constexpr std::size_t kKept = 2;

@@ -1,4 +1,4 @@
-// Where parameters are kept: other dimensions than 0, parts of the ranks after forward, the CPU
+// Places that keep parameters: other dimensions than 0, parts of the ranks after forward, the CPU
 // (spec F3, F4, F6), and units that are called by another method (F42).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Which module is which unit, and which parameter is whose: modules have no place to keep it in.
+// The registry of units by module and by parameter: modules have no place to keep it in.
 //
 // Entries do not keep anything alive: units belong to their mesh until their modules die. Lookups
 // may come from several threads.

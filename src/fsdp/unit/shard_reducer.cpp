@@ -41,7 +41,7 @@ ShardReducer::ShardReducer(std::vector<UnitParam>& params, ParamStore& store,
       kept_(params.size()),
       owed_(params.size()) {}
 
-// Where autograd can add to it, it does.
+// Autograd adds to what is kept, if it can.
 void ShardReducer::begin(const BackwardPlan& plan) {
   plan_ = plan;
   for (std::size_t i = 0; i < params_.size(); ++i) {
@@ -270,7 +270,7 @@ void ShardReducer::finish_sum(const at::Tensor& sum) {
 }
 
 void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& present) {
-  // Where parameters are offloaded the shard is on another device.
+  // The shard is on another device if parameters are offloaded.
   const auto gradients = average.to(store_.shard().device(), options_.kept_dtype);
   if (options_.geometry == Geometry::flat) {
     if (std::ranges::count(present, true) > 0)

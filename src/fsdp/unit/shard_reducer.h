@@ -63,7 +63,7 @@ class ShardReducer final : public GradReducer {
   ParamStore& store_;
   ShardReducerOptions options_;
   std::vector<std::size_t> travelling_;  // parameters whose gradients travel
-  // Of those: where they lie in a slice. A reduction keeps the one that it began with.
+  // Their places in a slice. A reduction keeps the layout that it began with.
   std::shared_ptr<const UnitLayout> slices_;
   std::vector<at::Tensor> kept_;  // [parameter] not yet reduced, in the dtype of reductions
   // [parameter] it required a gradient in a backward whose gradients are not yet reduced; the same

@@ -67,7 +67,7 @@ torch::Tensor no_words() {
   return torch::tensor({20, 21, 20});
 }
 
-// Of dense tables in one process.
+// The mean gradients of dense tables in one process.
 std::vector<torch::Tensor> mean_of_dense(const std::vector<int>& micros, int ranks) {
   auto net = tables(false);
   for (const int micro : micros) {
@@ -268,7 +268,8 @@ struct LooseTableImpl : nn::Module {
 };
 TESSERA_MODULE(LooseTable);
 
-// Where nobody could know that it would come, and where parts of it would be needed.
+// They are refused where nobody could know that they would come, and where parts of them would be
+// needed.
 TEST(SparseGradients, AreRefusedElsewhere) {
   run_mesh(2, [](Mesh& mesh) {
     const std::vector<std::function<std::string()>> all{

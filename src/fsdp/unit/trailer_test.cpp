@@ -30,7 +30,7 @@ struct Ring {
 
 class Rings : public ::testing::TestWithParam<Ring> {
  protected:
-  // Of a rank with gradients of the first `count` parameters.
+  // The trailer of a rank with gradients of the first `count` parameters.
   [[nodiscard]] at::Tensor give(std::size_t count, const Reduced& what) const {
     std::vector<at::Tensor> gradients(kParams);
     for (std::size_t i = 0; i < count; ++i) gradients[i] = torch::ones({1});
@@ -67,7 +67,7 @@ TEST_P(Rings, OfRanksThatDoTheSame) {
   }
 }
 
-// By one bit, which the others have or do not have.
+// It differs by one bit, which the others have or do not have.
 TEST_P(Rings, OfWhichOneRankDoesSomethingElse) {
   constexpr Reduced kOthers[] = {
       {.id = kWhat.id ^ 0x0001, .pass = kWhat.pass, .trained = kWhat.trained},

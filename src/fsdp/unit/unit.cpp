@@ -164,7 +164,7 @@ bool has_sparse_gradients(const torch::nn::Module& module) {
   return false;
 }
 
-// Which of `params` only tables with sparse gradients have, as PyTorch's DistributedDataParallel
+// The parameters that only tables with sparse gradients have, as PyTorch's DistributedDataParallel
 // finds them. Other gradients of a parameter that another module has too make the sum dense.
 std::vector<bool> sparse_ones(const std::vector<UnitParam>& params,
                               const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {

@@ -69,7 +69,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
     return ignored_modules_;
   }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  // Of a parameter, below the root.
+  // The name of a parameter, below the root.
   [[nodiscard]] std::string param_name(std::size_t index) const;
   void set_name(std::string name);  // of the module below the root
   [[nodiscard]] torch::Device device() const noexcept { return device_; }  // that it computes on
@@ -198,7 +198,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   void forget_gradients();
   // Throws when reductions that have ended were not of the same on all ranks (GradReducer::look).
   void look_at_reductions(GradReducer::Look how);
-  // While nobody collects gradients, full.grad() is a stand-in wherever local.grad() is there, so
+  // full.grad() is a stand-in wherever local.grad() is there while nobody collects gradients, so
   // that module->zero_grad() works and an optimizer on the wrong tensors fails loudly. FSDP1's
   // units forget with local.grad() what they keep for a later reduction, so while they keep
   // something it is there too.

@@ -1,4 +1,4 @@
-// Which buffers are no part of their module's state (tessera/buffers.h).
+// The buffers that are no part of their module's state (tessera/buffers.h).
 #pragma once
 
 #include <optional>
@@ -14,8 +14,8 @@ namespace tessera::detail {
 // `name`: as its module calls it.
 void set_persistent(const at::Tensor& buffer, const std::string& name, bool persistent);
 [[nodiscard]] bool is_persistent(const at::Tensor& buffer, const std::string& name);
-// Of how many buffers it is known that they are not. Those that have died count until the number
-// of entries has doubled.
+// The number of buffers that are known to be none of it. Those that have died count until the
+// number of entries has doubled.
 [[nodiscard]] std::size_t not_persistent_buffers();
 
 // UnitBuffers: the buffers of a unit's modules, which stay whole on every rank: where they are and

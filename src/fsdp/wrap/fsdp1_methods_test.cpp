@@ -149,7 +149,7 @@ TEST(Fsdp1Methods, OfRootsAreRefusedOnInnerUnits_M4_NS1_CG1_X45_X46) {
   });
 }
 
-// Where PyTorch refuses the model for good, the root takes the child over.
+// The root takes the child over; PyTorch refuses the model for good.
 TEST(Fsdp1Methods, AChildThatRanFirstJoinsItsRoot_X26_L36_R2) {
   run_mesh(2, [](Mesh& mesh) {
     FullyShardedDataParallel<Outer> outer(Outer(mesh, FullyShardedOptions{}), mesh);
@@ -587,7 +587,7 @@ TEST(OptimizerInBackward, IsRefusedWhereGradientsHaveAnotherHome_UO10_L36) {
     EXPECT_THAT(
         error_of([&] { apply_optimizer_in_backward({sharded_parameters(frozen)[0]}, make_sgd()); }),
         HasSubstr("takes parameters that"));
-    // Of no unit: libtorch runs the hook.
+    // These parameters are of no unit: libtorch runs the hook.
     apply_optimizer_in_backward(sharded_parameters(linear), make_sgd());
     const auto before = linear->weight.detach().clone();
     linear(torch::ones({1, 2})).sum().backward();

@@ -108,7 +108,7 @@ struct Scope {
   FullyShardedOptions options;
 };
 
-// Of this thread: a rank builds its modules on one.
+// The scope of this thread: a rank builds its modules on one.
 std::optional<Scope>& current_scope() {
   thread_local std::optional<Scope> scope;
   return scope;

@@ -68,7 +68,7 @@ void find_slots(torch::nn::SequentialImpl& sequential, const std::vector<UnitMod
   }
 }
 
-// Of all modules of a unit to be and below.
+// The slots of all modules of a unit to be and below.
 std::vector<Slot> slots_below(const std::vector<UnitModule>& modules) {
   std::vector<Slot> found;
   for (const auto& [module, slot_maker] : modules) {
@@ -269,7 +269,7 @@ std::string described(const Found& found, const std::vector<UnitModule>& modules
   return text;
 }
 
-// Where the descriptions of rank 0 and another one part.
+// The first lines in which the descriptions of rank 0 and another one differ.
 std::string difference(const std::string& of_first, const std::string& of_other) {
   std::istringstream first(of_first), other(of_other);
   const auto next = [](std::istringstream& lines) {

@@ -44,7 +44,7 @@ bool is_whole(const HybridMesh& mesh, ShardingStrategy strategy) {
   return strategy == ShardingStrategy::no_shard || mesh.shard.size() == 1;
 }
 
-// Who shards the parameters, and who has copies.
+// Sets who shards the parameters, and who has copies.
 void choose_ranks(const HybridMesh& mesh, const FullyShardedOptions& options,
                   detail::UnitSpec& spec) {
   const auto strategy = options.sharding_strategy;
@@ -102,7 +102,7 @@ void require_ignorable(const torch::nn::Module* module) {
     throw Error(ErrorCode::invalid_argument, "`ignored_modules` should not include FSDP modules");
 }
 
-// Which modules become units, of one wrapping: inner ones first.
+// Wrapper chooses the modules that become units, of one wrapping: inner ones first.
 class Wrapper {
  public:
   Wrapper(HybridMesh mesh, bool is_hybrid, FullyShardedOptions options)
@@ -136,7 +136,7 @@ class Wrapper {
     return detail::find_unit(&module) || chosen_.contains(&module);
   }
 
-  // Of nested units neither modules nor parameters are ignored (fsdp-rows IG2).
+  // Neither modules nor parameters of nested units are ignored (fsdp-rows IG2).
   void ignore(const torch::nn::Module& module) {
     ignored_modules_.insert(&module);
     for (const auto& parameter : module.parameters(false))

@@ -156,7 +156,7 @@ struct ScaleImpl : nn::Module {
 };
 TESSERA_MODULE(Scale);
 
-// Of a subclass nobody knows the type either.
+// Nobody knows the type of a subclass either.
 struct OwnLinearImpl : nn::LinearImpl {
   using nn::LinearImpl::LinearImpl;
 };

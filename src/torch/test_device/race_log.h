@@ -20,7 +20,7 @@ namespace tessera::testing {
 
 using Line = std::size_t;
 
-// By line: how many of its moments come before.
+// The number of each line's moments that come before.
 class Clock {
  public:
   void join(const Clock& other);

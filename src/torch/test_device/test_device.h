@@ -38,7 +38,7 @@ struct DeviceCounts {
   std::map<c10::StreamId, int> stream_waits = {};
   [[nodiscard]] int all_launches() const;
 };
-// Since the last call. Of Uncounted nothing.
+// Counts since the last call. Uncounted adds nothing.
 [[nodiscard]] DeviceCounts take_counts(int device);
 [[nodiscard]] std::vector<std::string> take_races();
 
