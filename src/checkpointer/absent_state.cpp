@@ -18,17 +18,17 @@
 namespace tessera::detail {
 namespace {
 
-// One entry of a parameter's state, as a rank tells it.
-struct Entry {
+// One entry of a parameter's state, as a rank describes it.
+struct ParamStateEntry {
   std::string key;
   DType dtype = DType::float32;
   bool is_part = false;  // of the parameter's shape, cut like it
   Bytes bytes;           // of what has no elements
 };
-auto fields(FieldsOf<Entry> auto& entry) {
+auto fields(FieldsOf<ParamStateEntry> auto& entry) {
   return std::tie(entry.key, entry.dtype, entry.is_part, entry.bytes);
 }
-using States = std::map<std::string, std::vector<Entry>>;  // by parameter
+using States = std::map<std::string, std::vector<ParamStateEntry>>;  // by parameter
 
 bool is_original_part(const ShardedParameter& parameter) {
   const auto home = parameter.home.lock();
@@ -45,8 +45,8 @@ Bytes bytes_of(const Tensor& scalar) {
   return {data, data + tensor.nbytes()};
 }
 
-std::vector<Entry> entries_of(const Value& state) {
-  std::vector<Entry> entries;
+std::vector<ParamStateEntry> entries_of(const Value& state) {
+  std::vector<ParamStateEntry> entries;
   for (const auto& [key, value] : state.pairs()) {
     if (!key.is(Value::Kind::string) || !value.is(Value::Kind::tensor)) continue;
     const auto& tensor = value.as_tensor();
@@ -57,7 +57,7 @@ std::vector<Entry> entries_of(const Value& state) {
   return entries;
 }
 
-Tensor leaf_for(const Entry& entry, const ShardedParameter& parameter) {
+Tensor leaf_for(const ParamStateEntry& entry, const ShardedParameter& parameter) {
   if (!entry.is_part) {
     auto tensor = at::empty({}, scalar_type_of(entry.dtype));
     std::memcpy(tensor.mutable_data_ptr(), entry.bytes.data(), entry.bytes.size());

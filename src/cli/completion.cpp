@@ -16,22 +16,22 @@ namespace tessera::cli {
 
 namespace {
 
-struct Entry {
+struct Command {
   std::string name;
   std::string description;
   std::set<std::string> options;  // with their dashes
 };
 
-std::vector<Entry> entries_of(const CLI::App& app) {
-  std::vector<Entry> entries;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    Entry entry{command->get_name(), command->get_description(), {}};
-    for (const CLI::Option* option : command->get_options()) {
-      for (const std::string& name : option->get_lnames()) entry.options.insert("--" + name);
+std::vector<Command> commands_of(const CLI::App& app) {
+  std::vector<Command> commands;
+  for (const CLI::App* subcommand : app.get_subcommands(nullptr)) {
+    Command command{subcommand->get_name(), subcommand->get_description(), {}};
+    for (const CLI::Option* option : subcommand->get_options()) {
+      for (const std::string& name : option->get_lnames()) command.options.insert("--" + name);
     }
-    entries.push_back(std::move(entry));
+    commands.push_back(std::move(command));
   }
-  return entries;
+  return commands;
 }
 
 std::string joined(const std::set<std::string>& words) {
@@ -40,12 +40,12 @@ std::string joined(const std::set<std::string>& words) {
   return text;
 }
 
-void print_bash(const std::vector<Entry>& entries) {
-  std::string commands;
+void print_bash(const std::vector<Command>& commands) {
+  std::string names;
   std::string cases;
-  for (const Entry& entry : entries) {
-    commands += (commands.empty() ? "" : " ") + entry.name;
-    cases += fmt::format("    {}) words=\"{}\" ;;\n", entry.name, joined(entry.options));
+  for (const Command& command : commands) {
+    names += (names.empty() ? "" : " ") + command.name;
+    cases += fmt::format("    {}) words=\"{}\" ;;\n", command.name, joined(command.options));
   }
   fmt::print(R"(_tessera() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} words=
@@ -59,16 +59,16 @@ void print_bash(const std::vector<Entry>& entries) {
 }}
 complete -o default -o bashdefault -F _tessera tessera
 )",
-             commands, cases);
+             names, cases);
 }
 
 // Descriptions stand in the shells' single quotes, and none of ours has one.
-void print_zsh(const std::vector<Entry>& entries) {
-  std::string commands;
+void print_zsh(const std::vector<Command>& commands) {
+  std::string names;
   std::string cases;
-  for (const Entry& entry : entries) {
-    commands += fmt::format("    '{}:{}'\n", entry.name, entry.description);
-    cases += fmt::format("    {}) offered=({}) ;;\n", entry.name, joined(entry.options));
+  for (const Command& command : commands) {
+    names += fmt::format("    '{}:{}'\n", command.name, command.description);
+    cases += fmt::format("    {}) offered=({}) ;;\n", command.name, joined(command.options));
   }
   fmt::print(R"(#compdef tessera
 _tessera() {{
@@ -94,30 +94,30 @@ else
   compdef _tessera tessera
 fi
 )",
-             commands, cases);
+             names, cases);
 }
 
-void print_fish(const std::vector<Entry>& entries) {
+void print_fish(const std::vector<Command>& commands) {
   fmt::print("complete -c tessera -n __fish_use_subcommand -l help\n");
   fmt::print("complete -c tessera -n __fish_use_subcommand -l version\n");
-  for (const Entry& entry : entries) {
-    fmt::print("complete -c tessera -n __fish_use_subcommand -f -a {} -d '{}'\n", entry.name,
-               entry.description);
-    for (const std::string& option : entry.options) {
-      fmt::print("complete -c tessera -n '__fish_seen_subcommand_from {}' -l {}\n", entry.name,
+  for (const Command& command : commands) {
+    fmt::print("complete -c tessera -n __fish_use_subcommand -f -a {} -d '{}'\n", command.name,
+               command.description);
+    for (const std::string& option : command.options) {
+      fmt::print("complete -c tessera -n '__fish_seen_subcommand_from {}' -l {}\n", command.name,
                  option.substr(2));
     }
   }
 }
 
 int completion(const CLI::App& app, const std::string& shell) {
-  const std::vector<Entry> entries = entries_of(app);
+  const std::vector<Command> commands = commands_of(app);
   if (shell == "zsh") {
-    print_zsh(entries);
+    print_zsh(commands);
   } else if (shell == "fish") {
-    print_fish(entries);
+    print_fish(commands);
   } else {
-    print_bash(entries);
+    print_bash(commands);
   }
   return kDone;
 }

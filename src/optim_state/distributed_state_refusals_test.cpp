@@ -32,12 +32,12 @@ using Options = DistributedStateDictOptions;
 // What cannot be set says why on all ranks, and nothing is changed.
 class RefusedStates : public ::testing::TestWithParam<Way> {
  protected:
-  // `spoil` makes of the states what is set on one rank, the last, or on all.
+  // `change` makes of the states what is set on one rank, the last, or on all.
   struct States {
     Value model, optim;
   };
-  using Spoil = std::function<void(States&)>;
-  static void expect_error(const Spoil& spoil, const std::string& text, const Options& of_all) {
+  using Change = std::function<void(States&)>;
+  static void expect_error(const Change& change, const std::string& text, const Options& of_all) {
     for (const bool on_all : {true, false}) {
       run_mesh(2, [&](Mesh& mesh) {
         auto run = trained_run(GetParam(), mesh, 1);
@@ -49,7 +49,7 @@ class RefusedStates : public ::testing::TestWithParam<Way> {
         auto [model, optim] = get_state_dict(run.net, *run.optimizer, get_options);
         States states{model, optim};
         const int last = options.broadcast_from_rank0 ? 0 : 1;
-        if (on_all || mesh.rank() == last) spoil(states);
+        if (on_all || mesh.rank() == last) change(states);
         auto into = fresh_run(GetParam(), mesh);
         EXPECT_THAT(refusal(into,
                             [&] {

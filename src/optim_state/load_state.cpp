@@ -34,7 +34,7 @@ const Value& require_state(const Value* tree) {
 
 // The states of one unit, or of parameters that none has, of one name and dtype: what moves at
 // once.
-struct Slot {
+struct BatchedState {
   std::size_t item;  // in the plan
   const LoadEntry* entry;
 };
@@ -43,13 +43,13 @@ struct Batch {
   bool in_chunks;
   std::string name;
   DType dtype;
-  std::vector<Slot> slots;
+  std::vector<BatchedState> states;
 
   [[nodiscard]] bool is_sharded() const { return unit && unit->is_sharded(); }
 };
 
 // The state of one parameter of the module, in a batch.
-struct Place {
+struct ParamState {
   const ModelParam* param;
   std::size_t index;  // in it
   const Tensor* tensor;
@@ -60,7 +60,7 @@ struct Place {
 };
 
 // The part of a state in chunks that one rank of a mesh has.
-struct ToldStates {
+struct RankStates {
   Value tree;
   NamedStates states;
 };
@@ -84,8 +84,8 @@ class Loader {
   [[nodiscard]] bool has_tensors() const {
     return request_.source != LoadSource::first_rank || group_.get().rank() == 0;
   }
-  [[nodiscard]] std::vector<Place> places_of(const Batch& batch) const;
-  [[nodiscard]] std::vector<at::Tensor> whole_tensors(const std::vector<Place>& places) const;
+  [[nodiscard]] std::vector<ParamState> param_states_of(const Batch& batch) const;
+  [[nodiscard]] std::vector<at::Tensor> whole_tensors(const std::vector<ParamState>& params) const;
   void load(const Batch& batch);
   void load_whole(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made);
   void load_chunks(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made);
@@ -100,8 +100,8 @@ class Loader {
   std::optional<NamedStates> named_;
   std::vector<LoadItem> plan_;
   std::vector<Batch> batches_;
-  std::vector<std::map<std::string, Value>> loaded_;          // by item: tensors
-  std::map<const MeshState*, std::vector<ToldStates>> told_;  // by mesh, then by rank
+  std::vector<std::map<std::string, Value>> loaded_;                 // by item: tensors
+  std::map<const MeshState*, std::vector<RankStates>> rank_states_;  // by mesh, then by rank
 };
 
 // Rank 0's tree: what is of no parameter travels with all its tensors, in a list.
@@ -167,9 +167,9 @@ void Loader::plan_own(const Value* tree) {
   };
   const auto meshes = is_in_chunks() ? meshes_of(model_, group_) : std::vector<Mesh>();
   for (const auto& mesh : meshes) {
-    auto& told = told_[state_of(mesh).get()];
+    auto& of_mesh = rank_states_[state_of(mesh).get()];
     for (auto& described : all_trees(mesh.group(), kLoading, prepare))
-      told.push_back({described, NamedStates(model_, described.at("state"))});
+      of_mesh.push_back({described, NamedStates(model_, described.at("state"))});
   }
   if (meshes.empty()) (void)prepare();
 }
@@ -192,21 +192,21 @@ void Loader::make_batches() {
       const auto [place, is_new] = places.emplace(
           std::tuple{unit.get(), in_chunks, entry.name, entry.dtype}, batches_.size());
       if (is_new) batches_.push_back({unit, in_chunks, entry.name, entry.dtype, {}});
-      batches_[place->second].slots.push_back({i, &entry});
+      batches_[place->second].states.push_back({i, &entry});
     }
   }
 }
 
-// The tensors that are there, slot by slot.
-std::vector<Place> Loader::places_of(const Batch& batch) const {
-  std::vector<Place> places;
-  for (const auto& slot : batch.slots) {
-    for (std::size_t i = 0; i < slot.entry->tensors.size(); ++i) {
-      if (const auto* value = slot.entry->tensors[i])
-        places.push_back({plan_[slot.item].param, i, &value->as_tensor()});
+// The tensors that are there, state by state.
+std::vector<ParamState> Loader::param_states_of(const Batch& batch) const {
+  std::vector<ParamState> params;
+  for (const auto& state : batch.states) {
+    for (std::size_t i = 0; i < state.entry->tensors.size(); ++i) {
+      if (const auto* value = state.entry->tensors[i])
+        params.push_back({plan_[state.item].param, i, &value->as_tensor()});
     }
   }
-  return places;
+  return params;
 }
 
 // Laid out as the unit's shard; undefined: there are no shards.
@@ -221,7 +221,7 @@ at::Tensor shard_for(const Batch& batch) {
 
 void Loader::load(const Batch& batch) {
   const auto to = shard_for(batch);
-  std::vector<at::Tensor> made;  // without a shard: a tensor of each slot
+  std::vector<at::Tensor> made;  // without a shard: a tensor of each state
   if (batch.in_chunks) {
     load_chunks(batch, to, made);
   } else {
@@ -230,10 +230,10 @@ void Loader::load(const Batch& batch) {
   keep(batch, to, made);
 }
 
-std::vector<at::Tensor> Loader::whole_tensors(const std::vector<Place>& places) const {
+std::vector<at::Tensor> Loader::whole_tensors(const std::vector<ParamState>& params) const {
   std::vector<at::Tensor> tensors;
-  for (const auto& place : places) {
-    const auto& leaf = *place.tensor;
+  for (const auto& param : params) {
+    const auto& leaf = *param.tensor;
     tensors.push_back(has_tensors() ? tensor_of(leaf).contiguous()
                                     : at::empty(leaf.shape, scalar_type_of(leaf.dtype)));
   }
@@ -243,17 +243,17 @@ std::vector<at::Tensor> Loader::whole_tensors(const std::vector<Place>& places) 
 }
 
 void Loader::load_whole(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made) {
-  const auto places = places_of(batch);
-  const auto tensors = whole_tensors(places);
-  for (std::size_t p = 0; p < places.size(); ++p) {
+  const auto params = param_states_of(batch);
+  const auto tensors = whole_tensors(params);
+  for (std::size_t p = 0; p < params.size(); ++p) {
     if (!to.defined()) {
       made.push_back(has_tensors() ? tensors[p].clone() : tensors[p]);
       continue;
     }
-    const auto& shape = places[p].shape();
+    const auto& shape = params[p].shape();
     const Part all{whole(shape), 0};
     redistribute(shape, tensors[p].view({-1}), {&all, 1}, to,
-                 part_of(*batch.unit, places[p].in_unit(), batch.unit->mesh().rank()));
+                 part_of(*batch.unit, params[p].in_unit(), batch.unit->mesh().rank()));
   }
 }
 
@@ -265,14 +265,14 @@ std::vector<Slice> slices_of(const Tensor* tensor) {
 }
 
 // Every rank has what its own part needs: FSDP2 shards as chunks are cut.
-bool is_all_here(const Unit& unit, std::size_t place, const Scattered& scattered) {
+bool is_all_here(const Unit& unit, std::size_t param, const Scattered& scattered) {
   if (!unit.is_sharded()) return false;
   for (std::size_t rank = 0; rank < scattered.size(); ++rank) {
-    const auto part = part_of(unit, place, static_cast<int>(rank));
+    const auto part = part_of(unit, param, static_cast<int>(rank));
     const auto own = slices_of(scattered[rank]);
     std::int64_t count = 0;
     const std::span<const Slice> wanted(&part.slice, 1);
-    for (const auto& copy : plan_copies(unit.layout().params[place].shape, own, wanted))
+    for (const auto& copy : plan_copies(unit.layout().params[param].shape, own, wanted))
       count += copy.count;
     if (count != numel(part.slice)) return false;
   }
@@ -285,12 +285,12 @@ at::Tensor exchanged(const Batch& batch, const Mesh& mesh, const at::Tensor& min
   return batch.unit->whole().exchange(mine.to(mesh.device())).cpu();
 }
 
-// What each rank told of the state `name` of a parameter; null: it has none of it.
-Scattered scattered_of(const std::vector<ToldStates>& trees, const std::string& parameter,
+// What each rank describes of the state `name` of a parameter; null: it has none of it.
+Scattered scattered_of(const std::vector<RankStates>& trees, const std::string& parameter,
                        const std::string& name) {
   Scattered of_ranks;
-  for (const auto& told : trees) {
-    const auto* state = told.states.find(parameter);
+  for (const auto& of_rank : trees) {
+    const auto* state = of_rank.states.find(parameter);
     const auto* value = state == nullptr ? nullptr : state->find(name);
     of_ranks.push_back(value != nullptr && is_shaped(*value) ? &value->as_tensor() : nullptr);
   }
@@ -299,25 +299,25 @@ Scattered scattered_of(const std::vector<ToldStates>& trees, const std::string& 
 
 void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made) {
   const auto mesh = mesh_of(batch.unit, group_).value();
-  const auto& trees = told_.at(state_of(mesh).get());
-  const auto places = places_of(batch);
+  const auto& trees = rank_states_.at(state_of(mesh).get());
+  const auto params = param_states_of(batch);
   std::vector<Scattered> scattered;
   std::vector<const Tensor*> held;
   bool is_here = batch.unit != nullptr;
-  for (const auto& place : places) {
-    const auto& name = place.param->names[place.index];
+  for (const auto& param : params) {
+    const auto& name = param.param->names[param.index];
     const auto& of_ranks = scattered.emplace_back(scattered_of(trees, name, batch.name));
-    is_here = is_here && is_all_here(*batch.unit, place.in_unit(), of_ranks);
-    held.push_back(place.tensor);
+    is_here = is_here && is_all_here(*batch.unit, param.in_unit(), of_ranks);
+    held.push_back(param.tensor);
   }
   const ChunkArray chunks(std::move(scattered));
   const auto mine = chunks.give(mesh.rank(), held);
   const auto all = is_here ? mine : exchanged(batch, mesh, mine);
-  for (std::size_t p = 0; p < places.size(); ++p) {
-    const auto& shape = places[p].shape();
+  for (std::size_t p = 0; p < params.size(); ++p) {
+    const auto& shape = params[p].shape();
     const auto parts = is_here ? chunks.own_parts(p, mesh.rank()) : chunks.parts(p);
     if (to.defined()) {
-      redistribute(shape, all, parts, to, part_of(*batch.unit, places[p].in_unit(), mesh.rank()));
+      redistribute(shape, all, parts, to, part_of(*batch.unit, params[p].in_unit(), mesh.rank()));
     } else {
       made.push_back(at::empty(shape, all.options()));
       redistribute(shape, all, parts, made.back().view({-1}), {whole(shape), 0});
@@ -326,9 +326,9 @@ void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<a
 }
 
 void Loader::keep(const Batch& batch, const at::Tensor& to, const std::vector<at::Tensor>& made) {
-  for (std::size_t s = 0; s < batch.slots.size(); ++s) {
-    const auto& slot = batch.slots[s];
-    const auto& param = *plan_[slot.item].param;
+  for (std::size_t s = 0; s < batch.states.size(); ++s) {
+    const auto& state = batch.states[s];
+    const auto& param = *plan_[state.item].param;
     at::Tensor own;
     if (!to.defined()) {
       own = made[s];
@@ -338,7 +338,7 @@ void Loader::keep(const Batch& batch, const at::Tensor& to, const std::vector<at
       const auto base = part_of(*batch.unit, param.places.front(), batch.unit->mesh().rank()).base;
       own = to.narrow(0, base, param.tensor.numel()).view(param.tensor.sizes());
     }
-    loaded_[slot.item].emplace(batch.name, leaf_of(own));
+    loaded_[state.item].emplace(batch.name, leaf_of(own));
   }
 }
 

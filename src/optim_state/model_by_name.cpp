@@ -167,11 +167,11 @@ ModelSetter::ModelSetter(ModuleRef model, const Value& state, bool may_be_empty,
 
 // The description first, so that what is wrong with it is every rank's to say.
 void ModelSetter::plan_of_first(const Value& state, bool may_be_empty) {
-  const auto told = first_tree(group_.get(), kSettingModel, [&] {
+  const auto description = first_tree(group_.get(), kSettingModel, [&] {
     (void)state.pairs();
     return Value::dict(state.pairs());
   });
-  agree(group_.get(), kSettingModel, [&] { plan(told, may_be_empty); });
+  agree(group_.get(), kSettingModel, [&] { plan(description, may_be_empty); });
   if (group_.get().rank() != 0) return;
   for (const auto& [key, value] : state.pairs()) {
     if (const auto given = given_.find(key.as_string()); given != given_.end())

@@ -43,8 +43,8 @@ class Output {
 
   // Moves the data: one state of one unit at a time. Ranks that are not `wanted` serve the others.
   void gather(bool wanted);
-  // {name: {state: value}} in PyTorch's order, which for flat parameters is that of `told`.
-  [[nodiscard]] Value states(const OptimModel& model, const std::vector<Names>& told) const;
+  // {name: {state: value}} in PyTorch's order, which for flat parameters is that of `order`.
+  [[nodiscard]] Value states(const OptimModel& model, const std::vector<Names>& order) const;
 
  private:
   void add_local();
@@ -57,7 +57,8 @@ class Output {
   void add_own_chunks(const Unit& unit, const std::string& name, DType dtype, const UnitRows& rows);
   [[nodiscard]] Tensor gathered_tensor(const ModelParam& param, std::size_t index,
                                        const at::Tensor& all, const Tensor& all_leaf) const;
-  [[nodiscard]] std::vector<const TableRow*> in_told_order(const std::vector<Names>& told) const;
+  [[nodiscard]] std::vector<const TableRow*> in_described_order(
+      const std::vector<Names>& order) const;
   [[nodiscard]] std::vector<const TableRow*> in_own_order() const;
   [[nodiscard]] Value entry_of(const std::string& name, bool is_flat) const;
 
@@ -261,11 +262,11 @@ Value Output::entry_of(const std::string& name, bool is_flat) const {
   return Value::dict(std::move(pairs));
 }
 
-std::vector<const TableRow*> Output::in_told_order(const std::vector<Names>& told) const {
+std::vector<const TableRow*> Output::in_described_order(const std::vector<Names>& order) const {
   std::map<Names, const TableRow*> by_names;
   for (const auto& row : table_) by_names.emplace(row.names, &row);
   std::vector<const TableRow*> rows;
-  for (const auto& names : told) {
+  for (const auto& names : order) {
     if (const auto row = by_names.find(names); row != by_names.end()) rows.push_back(row->second);
   }
   return rows;
@@ -277,9 +278,9 @@ std::vector<const TableRow*> Output::in_own_order() const {
   return all;
 }
 
-Value Output::states(const OptimModel& model, const std::vector<Names>& told) const {
+Value Output::states(const OptimModel& model, const std::vector<Names>& order) const {
   Pairs states;
-  for (const auto* row : model.has_flat() ? in_told_order(told) : in_own_order()) {
+  for (const auto* row : model.has_flat() ? in_described_order(order) : in_own_order()) {
     const bool is_flat = row->param != nullptr && row->param->is_flat();
     for (const auto& name : row->names) {
       if (entries_.contains(name)) states.emplace_back(name, entry_of(name, is_flat));
@@ -372,7 +373,7 @@ Value save_state(const torch::nn::Module& module, const OptimizerRef& optim,
   Output output(request, make_table(model, own.state, own.keys, trees));
   output.gather(wanted);
   if (!wanted) return Value::dict();
-  auto states = output.states(model, told_order(trees.front()));
+  auto states = output.states(model, described_order(trees.front()));
   add_user_state(own.state, own.keys, states);
   auto result = Value::dict({{"state", std::move(states)}});
   if (!own.groups.is(Value::Kind::none)) result.set_item("param_groups", std::move(own.groups));

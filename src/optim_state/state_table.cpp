@@ -15,13 +15,13 @@
 namespace tessera::detail {
 namespace {
 
-struct Told {
+struct RankState {
   const Value* state = nullptr;  // null: nothing
   int shard_rank = 0;
 };
 struct Row {
   TableRow row;
-  std::vector<Told> ranks;
+  std::vector<RankState> ranks;
 };
 using RowKey = std::pair<bool, std::vector<std::string>>;  // sharded, names
 using Rows = std::map<RowKey, Row>;
@@ -63,7 +63,7 @@ std::string missing_on(std::size_t rank, const Rows& rows) {
 }
 
 // E-17. A flat parameter's state has to be everywhere; so has any other in such a model.
-void require_all_told(const Rows& rows, std::size_t world) {
+void require_all_described(const Rows& rows, std::size_t world) {
   std::string text;
   for (std::size_t rank = 0; rank < world; ++rank) {
     const auto missing = missing_on(rank, rows);
@@ -126,19 +126,19 @@ Error lacks(const Row& row, const std::string& name, std::size_t rank) {
       .at_key(row.row.names.front());
 }
 
-// A part of the parameter that no rank told of would be gathered as zeros.
+// A part of the parameter that no rank describes would be gathered as zeros.
 void require_all_parts(const Row& row) {
   const auto& param = *row.row.param;
   const int world = param.unit->mesh().size();
   for (int shard_rank = 0; shard_rank < world; ++shard_rank) {
-    const bool is_told = std::ranges::any_of(
-        row.ranks, [&](const Told& told) { return told.shard_rank == shard_rank; });
-    if (!is_told && expected_elements(param, shard_rank) > 0)
+    const bool is_described = std::ranges::any_of(
+        row.ranks, [&](const RankState& described) { return described.shard_rank == shard_rank; });
+    if (!is_described && expected_elements(param, shard_rank) > 0)
       throw lacks(row, "of any name", static_cast<std::size_t>(shard_rank));
   }
 }
 
-// A rank that holds elements of a parameter, how many, and what it told of their state.
+// A rank that holds elements of a parameter, how many, and how it describes their state.
 struct Holder {
   std::size_t rank;
   std::int64_t elements;
@@ -150,10 +150,10 @@ struct Holder {
 std::vector<Holder> holders_of(const Row& row) {
   std::vector<Holder> holders;
   for (std::size_t rank = 0; rank < row.ranks.size(); ++rank) {
-    const auto& told = row.ranks[rank];
-    if (told.shard_rank < 0) continue;
-    const auto elements = expected_elements(*row.row.param, told.shard_rank);
-    if (elements > 0) holders.push_back({rank, elements, told.state});
+    const auto& described = row.ranks[rank];
+    if (described.shard_rank < 0) continue;
+    const auto elements = expected_elements(*row.row.param, described.shard_rank);
+    if (elements > 0) holders.push_back({rank, elements, described.state});
   }
   return holders;
 }
@@ -200,8 +200,8 @@ void join(Row& row) {
   }
 }
 
-// What describe_state tells of one parameter.
-Value told_of(const ModelParam& param, const Value& state) {
+// The description of one parameter in describe_state.
+Value param_description(const ModelParam& param, const Value& state) {
   const int shard_rank = param.is_sharded() ? param.unit->mesh().rank() : -1;
   return Value::dict({{"names", Value::list(Value::List(param.names.begin(), param.names.end()))},
                       {"sharded", param.is_sharded()},
@@ -210,20 +210,20 @@ Value told_of(const ModelParam& param, const Value& state) {
 }
 
 // Without those that no rank has a state of: parameters without gradients, before the first step.
-Rows rows_told(const std::vector<Value>& trees) {
+Rows rows_described(const std::vector<Value>& trees) {
   Rows rows;
   for (std::size_t rank = 0; rank < trees.size(); ++rank) {
-    for (const auto& [number, told] : trees[rank].pairs()) {
-      auto& row = rows[{told.at("sharded").as_bool(), names_in(told.at("names"))}];
+    for (const auto& [number, described] : trees[rank].pairs()) {
+      auto& row = rows[{described.at("sharded").as_bool(), names_in(described.at("names"))}];
       row.ranks.resize(trees.size(), {nullptr, -1});
-      row.ranks[rank].shard_rank = static_cast<int>(told.at("rank").as_int());
-      const auto& told_state = told.at("state");
-      if (!told_state.is(Value::Kind::none)) row.ranks[rank].state = &told_state;
+      row.ranks[rank].shard_rank = static_cast<int>(described.at("rank").as_int());
+      const auto& state = described.at("state");
+      if (!state.is(Value::Kind::none)) row.ranks[rank].state = &state;
     }
   }
   std::erase_if(rows, [](const auto& entry) {
-    return std::ranges::all_of(entry.second.ranks,
-                               [](const Told& told) { return told.state == nullptr; });
+    return std::ranges::all_of(
+        entry.second.ranks, [](const RankState& described) { return described.state == nullptr; });
   });
   return rows;
 }
@@ -257,23 +257,23 @@ void add_model_params(const OptimModel& model, Rows& rows) {
 Value describe_state(const Value& state, const std::vector<OptimKey>& keys) {
   const StateByKey states(state);
   // Dicts all the way: of tensors in lists all data would travel.
-  std::vector<Value::Pair> told;
+  std::vector<Value::Pair> described;
   for (const auto& [key, param] : keys) {
     const auto* mine = states.find(key);
-    // A sharded parameter is told of also where nothing is known of its state: the others have to
+    // A sharded parameter is described also where nothing is known of its state: the others have to
     // know which part is this rank's.
     if (mine == nullptr && !param->is_sharded()) continue;
-    told.emplace_back(Value(static_cast<std::int64_t>(told.size())),
-                      told_of(*param, mine == nullptr ? Value() : *mine));
+    described.emplace_back(Value(static_cast<std::int64_t>(described.size())),
+                           param_description(*param, mine == nullptr ? Value() : *mine));
   }
-  return Value::dict(std::move(told));
+  return Value::dict(std::move(described));
 }
 
 std::vector<TableRow> make_table(const OptimModel& model, const Value& state,
                                  const std::vector<OptimKey>& keys,
                                  const std::vector<Value>& trees) {
-  auto rows = rows_told(trees);
-  if (model.has_flat()) require_all_told(rows, trees.size());
+  auto rows = rows_described(trees);
+  if (model.has_flat()) require_all_described(rows, trees.size());
   add_own_state(state, keys, rows);
   add_model_params(model, rows);
   std::vector<TableRow> table;
@@ -286,9 +286,10 @@ std::vector<TableRow> make_table(const OptimModel& model, const Value& state,
   return table;
 }
 
-std::vector<std::vector<std::string>> told_order(const Value& tree) {
+std::vector<std::vector<std::string>> described_order(const Value& tree) {
   std::vector<std::vector<std::string>> order;
-  for (const auto& [number, told] : tree.pairs()) order.push_back(names_in(told.at("names")));
+  for (const auto& [number, described] : tree.pairs())
+    order.push_back(names_in(described.at("names")));
   return order;
 }
 

@@ -38,7 +38,7 @@ struct TableRow {
                                                const std::vector<OptimKey>& keys,
                                                const std::vector<Value>& trees);
 
-// The names of the parameters that rank 0 told of, in its order.
-[[nodiscard]] std::vector<std::vector<std::string>> told_order(const Value& tree);
+// The names of the parameters that rank 0 describes, in its order.
+[[nodiscard]] std::vector<std::vector<std::string>> described_order(const Value& tree);
 
 }  // namespace tessera::detail

@@ -89,20 +89,20 @@ struct SumOfParts : torch::autograd::Function<SumOfParts> {
 
 torch::Tensor AllGather::forward(AutogradContext* context, const torch::Tensor& tensor,
                                  const Mesh& mesh) {
-  keep_mesh(*context, mesh);
+  save_mesh(*context, mesh);
   return gathered(tensor, *state_of(mesh));
 }
 variable_list AllGather::backward(AutogradContext* context, const variable_list& gradients) {
-  return {SumOfParts::apply(gradients[0], kept_mesh(*context)), {}};
+  return {SumOfParts::apply(gradients[0], saved_mesh(*context)), {}};
 }
 
 torch::Tensor SumOfParts::forward(AutogradContext* context, const torch::Tensor& tensor,
                                   const Mesh& mesh) {
-  keep_mesh(*context, mesh);
+  save_mesh(*context, mesh);
   return scattered_sum(tensor, *state_of(mesh));
 }
 variable_list SumOfParts::backward(AutogradContext* context, const variable_list& gradients) {
-  return {AllGather::apply(gradients[0], kept_mesh(*context)), {}};
+  return {AllGather::apply(gradients[0], saved_mesh(*context)), {}};
 }
 
 }  // namespace

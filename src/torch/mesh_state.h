@@ -74,18 +74,18 @@ namespace tessera {
 
 // A mesh among what a forward keeps for its backward.
 
-struct KeptMesh : torch::CustomClassHolder {
-  explicit KeptMesh(Mesh kept) : mesh(std::move(kept)) {}
+struct SavedMesh : torch::CustomClassHolder {
+  explicit SavedMesh(Mesh given) : mesh(std::move(given)) {}
   Mesh mesh;
 };
 
-inline void keep_mesh(torch::autograd::AutogradContext& context, const Mesh& mesh) {
-  context.saved_data["mesh"] = c10::IValue::make_capsule(c10::make_intrusive<KeptMesh>(mesh));
+inline void save_mesh(torch::autograd::AutogradContext& context, const Mesh& mesh) {
+  context.saved_data["mesh"] = c10::IValue::make_capsule(c10::make_intrusive<SavedMesh>(mesh));
 }
 
-inline Mesh kept_mesh(torch::autograd::AutogradContext& context) {
-  const auto kept = context.saved_data["mesh"].toCapsule();
-  return static_cast<const KeptMesh&>(*kept).mesh;
+inline Mesh saved_mesh(torch::autograd::AutogradContext& context) {
+  const auto saved = context.saved_data["mesh"].toCapsule();
+  return static_cast<const SavedMesh&>(*saved).mesh;
 }
 
 }  // namespace tessera

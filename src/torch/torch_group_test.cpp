@@ -85,10 +85,10 @@ TEST(CheckpointGroup, CarriesLargeMessages) {
   run_mesh(2, [](Mesh& mesh) {
     Group& group = mesh.checkpoint_group();
     Bytes mine(group.rank() == 1 ? kSize : 3, static_cast<std::byte>(group.rank() + 1));
-    const Bytes told = group.spread(group.fold(std::move(mine), both));
-    ASSERT_EQ(told.size(), kSize + 3);
-    EXPECT_EQ(told[2], std::byte{1});
-    EXPECT_TRUE(std::all_of(told.begin() + 3, told.end(),
+    const Bytes spread = group.spread(group.fold(std::move(mine), both));
+    ASSERT_EQ(spread.size(), kSize + 3);
+    EXPECT_EQ(spread[2], std::byte{1});
+    EXPECT_TRUE(std::all_of(spread.begin() + 3, spread.end(),
                             [](std::byte byte) { return byte == std::byte{2}; }));
   });
 }

@@ -133,28 +133,28 @@ void take_parts(std::span<const Range>& ranges, std::size_t& done, std::size_t s
 
 }  // namespace
 
-void DeviceReader::start(Slot& slot, std::uint64_t at, std::size_t size) {
-  slot.copy.reset();
-  make_room(*memory_, slot.window, size);
-  const ReadRange range{at, slot.window.bytes.first(size)};
-  slot.copy = memory_->copy_out({&range, 1});
-  slot.at = at;
-  slot.size = size;
+void DeviceReader::start(Buffer& buffer, std::uint64_t at, std::size_t size) {
+  buffer.copy.reset();
+  make_room(*memory_, buffer.window, size);
+  const ReadRange range{at, buffer.window.bytes.first(size)};
+  buffer.copy = memory_->copy_out({&range, 1});
+  buffer.at = at;
+  buffer.size = size;
 }
 
 ByteView DeviceReader::view(std::uint64_t at, std::size_t size) {
   if (size == 0) return {};
-  Slot& slot = slots_[next_];
-  if (!slot.copy || slot.at != at || slot.size < size) start(slot, at, size);
-  wait(slot.copy);
+  Buffer& buffer = buffers_[next_];
+  if (!buffer.copy || buffer.at != at || buffer.size < size) start(buffer, at, size);
+  wait(buffer.copy);
   const bool goes_on = at == expected_;
   expected_ = at + size;
   next_ ^= 1;
   if (goes_on && expected_ < end_) {
-    start(slots_[next_], expected_,
+    start(buffers_[next_], expected_,
           static_cast<std::size_t>(std::min<std::uint64_t>(size, end_ - expected_)));
   }
-  return slot.window.bytes.first(size);
+  return buffer.window.bytes.first(size);
 }
 
 void DeviceReader::read(std::uint64_t at, MutableByteView out) {
@@ -167,55 +167,56 @@ void DeviceReader::read(std::uint64_t at, MutableByteView out) {
 }
 
 // Leaves in `ranges` and `done` (bytes of the first of them) what had no room.
-void DeviceReader::start_parts(Slot& slot, std::span<const ReadRange>& ranges, std::size_t& done) {
-  slot.copy.reset();
-  slot.parts.clear();
+void DeviceReader::start_parts(Buffer& buffer, std::span<const ReadRange>& ranges,
+                               std::size_t& done) {
+  buffer.copy.reset();
+  buffer.parts.clear();
   const std::size_t size = room_for(ranges, done, &ReadRange::out);
-  make_room(*memory_, slot.window, size);
+  make_room(*memory_, buffer.window, size);
   std::vector<ReadRange> copies;
-  MutableByteView room = slot.window.bytes;
+  MutableByteView room = buffer.window.bytes;
   take_parts(ranges, done, size, &ReadRange::out, [&](std::uint64_t at, MutableByteView part) {
-    slot.parts.push_back({at, part});
+    buffer.parts.push_back({at, part});
     copies.push_back({at, room.first(part.size())});
     room = room.subspan(part.size());
   });
-  if (!copies.empty()) slot.copy = memory_->copy_out(copies);
+  if (!copies.empty()) buffer.copy = memory_->copy_out(copies);
 }
 
-void DeviceReader::finish_parts(Slot& slot) {
-  if (!slot.copy) return;
-  wait(slot.copy);
-  const std::byte* from = slot.window.bytes.data();
-  for (const ReadRange& part : slot.parts) {
+void DeviceReader::finish_parts(Buffer& buffer) {
+  if (!buffer.copy) return;
+  wait(buffer.copy);
+  const std::byte* from = buffer.window.bytes.data();
+  for (const ReadRange& part : buffer.parts) {
     std::memcpy(part.out.data(), from, part.out.size());
     from += part.out.size();
   }
 }
 
 void DeviceReader::read_ranges(std::span<const ReadRange> ranges) {
-  for (Slot& slot : slots_) slot.copy.reset();  // nothing that was copied ahead is used
+  for (Buffer& buffer : buffers_) buffer.copy.reset();  // nothing that was copied ahead is used
   std::size_t done = 0;
-  std::size_t slot = 0;
+  std::size_t buffer = 0;
   while (!ranges.empty()) {
-    start_parts(slots_[slot], ranges, done);
-    slot ^= 1;
-    finish_parts(slots_[slot]);
+    start_parts(buffers_[buffer], ranges, done);
+    buffer ^= 1;
+    finish_parts(buffers_[buffer]);
   }
-  finish_parts(slots_[slot ^ 1]);
+  finish_parts(buffers_[buffer ^ 1]);
 }
 
 MutableByteView DeviceWriter::room(std::size_t size) {
-  Slot& slot = slots_[next_];
-  wait(slot.copy);
-  make_room(*memory_, slot.window, size);
-  return slot.window.bytes.first(size);
+  Buffer& buffer = buffers_[next_];
+  wait(buffer.copy);
+  make_room(*memory_, buffer.window, size);
+  return buffer.window.bytes.first(size);
 }
 
 void DeviceWriter::send(std::uint64_t at, std::size_t size) {
   if (size == 0) return;
-  Slot& slot = slots_[next_];
-  const WriteRange range{at, ByteView(slot.window.bytes).first(size)};
-  slot.copy = memory_->copy_in({&range, 1});
+  Buffer& buffer = buffers_[next_];
+  const WriteRange range{at, ByteView(buffer.window.bytes).first(size)};
+  buffer.copy = memory_->copy_in({&range, 1});
   next_ ^= 1;
 }
 
@@ -231,13 +232,13 @@ void DeviceWriter::write_ranges(std::span<const WriteRange> ranges) {
       free = free.subspan(part.size());
     });
     if (copies.empty()) continue;
-    slots_[next_].copy = memory_->copy_in(copies);
+    buffers_[next_].copy = memory_->copy_in(copies);
     next_ ^= 1;
   }
 }
 
 void DeviceWriter::finish() {
-  for (Slot& slot : slots_) wait(slot.copy);
+  for (Buffer& buffer : buffers_) wait(buffer.copy);
 }
 
 bool is_in_memory(const Storage& storage) {

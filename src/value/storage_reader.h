@@ -40,22 +40,22 @@ class DeviceReader {
 
  private:
   // The window outlives the copy into it.
-  struct Slot {
+  struct Buffer {
     HostWindow window = {};
     std::uint64_t at = 0;  // what `copy` brings, for view()
     std::size_t size = 0;
     std::vector<ReadRange> parts = {};  // what it brings, one behind the other, for read_ranges()
     std::unique_ptr<DeviceCopy> copy = nullptr;
   };
-  void start(Slot& slot, std::uint64_t at, std::size_t size);
-  void start_parts(Slot& slot, std::span<const ReadRange>& ranges, std::size_t& done);
-  static void finish_parts(Slot& slot);
+  void start(Buffer& buffer, std::uint64_t at, std::size_t size);
+  void start_parts(Buffer& buffer, std::span<const ReadRange>& ranges, std::size_t& done);
+  static void finish_parts(Buffer& buffer);
 
   std::shared_ptr<DeviceMemory> memory_;
   std::uint64_t expected_;  // where the next call will probably begin
   std::uint64_t end_;
-  std::array<Slot, 2> slots_ = {};
-  std::size_t next_ = 0;  // the slot that the next view is in
+  std::array<Buffer, 2> buffers_ = {};
+  std::size_t next_ = 0;  // the buffer that the next view is in
 };
 
 // Writes. Belongs to one thread. All members throw `io` for what one of the copies before met.
@@ -73,14 +73,14 @@ class DeviceWriter {
   void finish();
 
  private:
-  struct Slot {
+  struct Buffer {
     HostWindow window = {};
     std::unique_ptr<DeviceCopy> copy = nullptr;
   };
 
   std::shared_ptr<DeviceMemory> memory_;
-  std::array<Slot, 2> slots_ = {};
-  std::size_t next_ = 0;  // the slot of the next room
+  std::array<Buffer, 2> buffers_ = {};
+  std::size_t next_ = 0;  // the buffer of the next room
 };
 
 // Plain bytes of a Storage, wherever they are.

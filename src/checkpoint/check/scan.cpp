@@ -118,8 +118,8 @@ bool is_tar(const Head& head) {
   constexpr std::size_t kSum = 148;
   constexpr std::size_t kDigits = 8;
   const auto* field = reinterpret_cast<const char*>(head.data()) + kSum;
-  const long told = number_of_tar({field, kDigits});
-  if (told < 0) return false;
+  const long stored = number_of_tar({field, kDigits});
+  if (stored < 0) return false;
   long sum = 0;
   long with_signs = 0;
   for (std::size_t i = 0; i < head.size(); ++i) {
@@ -127,7 +127,7 @@ bool is_tar(const Head& head) {
     sum += own ? ' ' : head[i];
     with_signs += own ? ' ' : static_cast<signed char>(head[i]);
   }
-  return is_one_of(told, sum, with_signs);
+  return is_one_of(stored, sum, with_signs);
 }
 
 // The number that begins there; at most 18 digits are looked at.

@@ -109,10 +109,10 @@ void ZstdStream::fail(std::size_t code) const {
 
 namespace {
 
-constexpr std::size_t kKept = 64 << 10;
+constexpr std::size_t kCachedBytes = 64 << 10;
 
 // Bytes of the content that stay in memory.
-struct Kept {
+struct CachedBytes {
   std::uint64_t offset = 0;
   std::vector<std::byte> bytes;
 
@@ -161,24 +161,24 @@ class ZstdSource final : public ByteSource {
   // Frames of a stream do not say how long they are: one pass counts. Archives have what describes
   // them at their ends: these are kept, so that no further pass is needed for that.
   void keep_ends(ZstdStream& stream) {
-    head_.bytes.resize(kKept);
+    head_.bytes.resize(kCachedBytes);
     head_.bytes.resize(stream.read(head_.bytes));
-    if (head_.bytes.size() < kKept) return;
+    if (head_.bytes.size() < kCachedBytes) return;
     std::vector<std::byte>& last = tail_.bytes;
-    last.resize(2 * kKept);
+    last.resize(2 * kCachedBytes);
     std::size_t have = 0;
-    while (const std::size_t got = stream.read(MutableByteView(last).subspan(have, kKept))) {
+    while (const std::size_t got = stream.read(MutableByteView(last).subspan(have, kCachedBytes))) {
       have += got;
       if (have < last.size()) continue;
-      std::memcpy(last.data(), last.data() + kKept, kKept);
-      have = kKept;
+      std::memcpy(last.data(), last.data() + kCachedBytes, kCachedBytes);
+      have = kCachedBytes;
     }
     last.resize(have);
     tail_.offset = stream.position() - have;
   }
 
   std::uint64_t size_ = 0;  // of the content
-  Kept head_, tail_;
+  CachedBytes head_, tail_;
   std::shared_ptr<const ByteSource> frames_;
   std::uint64_t cap_;
   PerProcess<Current> current_;

@@ -21,7 +21,7 @@ FlatGeometry::FlatGeometry(const std::vector<Shape>& shapes, DType dtype, int wo
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     if (aligned) pad_to(std::max<std::int64_t>(kAlignment / element, 1));
     numels_.push_back(numel(shapes[i]));
-    entries_.push_back({i, numels_.back()});
+    extents_.push_back({i, numels_.back()});
     total_ = checked_add(total_, numels_.back());
   }
   if (aligned) pad_to(world);
@@ -31,7 +31,7 @@ FlatGeometry::FlatGeometry(const std::vector<Shape>& shapes, DType dtype, int wo
 void FlatGeometry::pad_to(std::int64_t multiple) {
   const std::int64_t missing = (multiple - total_ % multiple) % multiple;
   if (missing == 0) return;
-  entries_.push_back({kPadding, missing});
+  extents_.push_back({kPadding, missing});
   total_ = checked_add(total_, missing);
 }
 
@@ -40,11 +40,11 @@ std::vector<FlatGeometry::Segment> FlatGeometry::shard(int rank) const {
   const std::int64_t last = checked_add(first, shard_size_);
   std::vector<Segment> segments;
   std::int64_t at = 0;
-  for (const Entry& entry : entries_) {
+  for (const Extent& extent : extents_) {
     const std::int64_t begin = std::max(first, at);
-    const std::int64_t end = std::min(last, at + entry.count);
-    if (begin < end) segments.push_back({entry.param, begin - at, end - begin, begin - first});
-    at += entry.count;
+    const std::int64_t end = std::min(last, at + extent.count);
+    if (begin < end) segments.push_back({extent.param, begin - at, end - begin, begin - first});
+    at += extent.count;
   }
   if (const std::int64_t zeros = shard_padding(rank); zeros > 0) {
     segments.push_back({kPadding, 0, zeros, shard_size_ - zeros});
@@ -59,7 +59,7 @@ std::int64_t FlatGeometry::shard_padding(int rank) const {
 
 std::vector<std::int64_t> FlatGeometry::numels_with_padding() const {
   std::vector<std::int64_t> numels;
-  for (const Entry& entry : entries_) numels.push_back(entry.count);
+  for (const Extent& extent : extents_) numels.push_back(extent.count);
   return numels;
 }
 

@@ -43,14 +43,14 @@ class FlatGeometry {
   [[nodiscard]] std::vector<std::int64_t> numels_with_padding() const;
 
  private:
-  struct Entry {
+  struct Extent {
     std::size_t param = kPadding;
     std::int64_t count = 0;
   };
   void pad_to(std::int64_t multiple);
   std::vector<std::int64_t> numels_;
-  std::vector<Entry> entries_;   // parameters and padding, in order
-  std::int64_t total_ = 0;       // of entries_
+  std::vector<Extent> extents_;  // parameters and padding, in order
+  std::int64_t total_ = 0;       // of extents_
   std::int64_t shard_size_ = 0;  // the same on every rank
 };
 

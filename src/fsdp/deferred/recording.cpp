@@ -19,7 +19,7 @@ constexpr std::size_t kSmallBytes = 1 << 20;
 // What a storage without memory carries in place of an address.
 struct Mark {
   std::shared_ptr<Recording> recording;  // null in stand-ins, which a recording holds
-  std::size_t place = 0;
+  std::size_t id = 0;
 };
 
 void delete_mark(void* mark) {
@@ -37,17 +37,17 @@ void put_mark(const c10::Storage& storage, Mark mark) {
       c10::DataPtr(nullptr, new Mark(std::move(mark)), &delete_mark, c10::kMeta));
 }
 
-std::optional<std::size_t> place_of(const at::Tensor& tensor) {
+std::optional<std::size_t> storage_id_of(const at::Tensor& tensor) {
   const auto* mark = mark_of(tensor);
-  return mark ? std::optional(mark->place) : std::nullopt;
+  return mark ? std::optional(mark->id) : std::nullopt;
 }
 
-// Calls `visit` with the places that `values` stand for.
+// Calls `visit` with the ids of the storages that `values` stand for.
 template <typename Visit>
-void visit_places(const torch::jit::Stack& values, const Visit& visit) {
+void visit_storages(const torch::jit::Stack& values, const Visit& visit) {
   for (const auto& value : values) {
     static_cast<void>(map_tensors(value, [&](const at::Tensor& tensor) {
-      if (const auto place = place_of(tensor)) visit(*place);
+      if (const auto id = storage_id_of(tensor)) visit(*id);
       return tensor;
     }));
   }
@@ -98,11 +98,11 @@ at::Tensor replaced(const at::Tensor& tensor, const Replacement& replacement) {
   return tensor.defined() ? replacement(tensor) : tensor;
 }
 
-// Calls `visit` with the places that a step uses and makes.
+// Calls `visit` with the ids of the storages that a step uses and makes.
 template <typename Visit>
-void visit_places_of(const Step& step, const Visit& visit) {
-  visit_places(step.arguments, visit);
-  for (const auto& [index, result] : step.made) visit(*place_of(result));
+void visit_storages_of(const Step& step, const Visit& visit) {
+  visit_storages(step.arguments, visit);
+  for (const auto& [index, result] : step.made) visit(*storage_id_of(result));
 }
 
 // The value to play with for an argument with data: a copy if it is small; a large one must not
@@ -136,22 +136,22 @@ class Replay {
  public:
   explicit Replay(const Recording& recording) : recording_(recording) {}
 
-  void want(std::size_t place);
+  void want(std::size_t id);
   void want_all(const torch::jit::Stack& arguments);
   void run();
-  [[nodiscard]] const c10::Storage& storage(std::size_t place) const { return real_.at(place); }
+  [[nodiscard]] const c10::Storage& storage(std::size_t id) const { return real_.at(id); }
   // The arguments with stand-ins replaced by what they stand for.
   [[nodiscard]] torch::jit::Stack real(const torch::jit::Stack& arguments) const;
 
  private:
-  void need(std::size_t place, std::size_t end);
+  void need(std::size_t id, std::size_t end);
   void play(const Step& step);
   void bind(const Step& step, const torch::jit::Stack& results);
 
   const Recording& recording_;
   std::set<std::size_t> wanted_;
   std::set<std::size_t> steps_;                           // to play
-  std::unordered_map<std::size_t, std::size_t> visited_;  // place: its steps before this are needed
+  std::unordered_map<std::size_t, std::size_t> visited_;  // id: its steps before this are needed
   std::unordered_map<std::size_t, c10::Storage> real_;
 };
 
@@ -194,41 +194,41 @@ at::Tensor view_on(const c10::Storage& storage, const at::Tensor& like) {
   return view;
 }
 
-void Replay::need(std::size_t place, std::size_t end) {
-  std::vector<std::pair<std::size_t, std::size_t>> open{{place, end}};
+void Replay::need(std::size_t id, std::size_t end) {
+  std::vector<std::pair<std::size_t, std::size_t>> open{{id, end}};
   while (!open.empty()) {
     const auto [at, limit] = open.back();
     open.pop_back();
     auto& visited = visited_[at];
     if (limit <= visited) continue;
-    for (const auto step : recording_.places_[at].steps) {
+    for (const auto step : recording_.storages_[at].steps) {
       if (step < visited || step >= limit || !steps_.insert(step).second) continue;
-      visit_places(recording_.steps_[step].arguments,
-                   [&, step = step](std::size_t used) { open.emplace_back(used, step); });
+      visit_storages(recording_.steps_[step].arguments,
+                     [&, step = step](std::size_t used) { open.emplace_back(used, step); });
     }
     visited = limit;
   }
 }
 
-void Replay::want(std::size_t place) {
-  wanted_.insert(place);
-  need(place, recording_.steps_.size());
+void Replay::want(std::size_t id) {
+  wanted_.insert(id);
+  need(id, recording_.steps_.size());
 }
 
 void Replay::want_all(const torch::jit::Stack& arguments) {
-  visit_places(arguments, [&](std::size_t place) { want(place); });
+  visit_storages(arguments, [&](std::size_t id) { want(id); });
 }
 
 void Replay::run() {
-  std::unordered_map<std::size_t, std::size_t> last;  // step that uses a place
+  std::unordered_map<std::size_t, std::size_t> last;  // step that uses a storage
   for (const auto step : steps_) {
-    visit_places_of(recording_.steps_[step],
-                    [&, step = step](std::size_t place) { last[place] = step; });
+    visit_storages_of(recording_.steps_[step],
+                      [&, step = step](std::size_t id) { last[id] = step; });
   }
   for (const auto step : steps_) {
     play(recording_.steps_[step]);
-    visit_places_of(recording_.steps_[step], [&, step = step](std::size_t place) {
-      if (last[place] == step && !wanted_.contains(place)) real_.erase(place);
+    visit_storages_of(recording_.steps_[step], [&, step = step](std::size_t id) {
+      if (last[id] == step && !wanted_.contains(id)) real_.erase(id);
     });
   }
 }
@@ -237,8 +237,8 @@ torch::jit::Stack Replay::real(const torch::jit::Stack& arguments) const {
   torch::jit::Stack stack;
   for (const auto& argument : arguments) {
     stack.push_back(map_tensors(argument, [&](const at::Tensor& tensor) {
-      const auto place = place_of(tensor);
-      return place ? view_on(real_.at(*place), tensor) : tensor;
+      const auto id = storage_id_of(tensor);
+      return id ? view_on(real_.at(*id), tensor) : tensor;
     }));
   }
   return stack;
@@ -269,7 +269,7 @@ void Replay::bind(const Step& step, const torch::jit::Stack& results) {
     if (result.strides() != expected.strides())
       result =
           at::empty_strided(expected.sizes(), expected.strides(), result.options()).copy_(result);
-    real_.insert_or_assign(*place_of(expected), result.storage());
+    real_.insert_or_assign(*storage_id_of(expected), result.storage());
   }
 }
 
@@ -279,7 +279,7 @@ std::shared_ptr<Recording> Recording::of(const at::Tensor& tensor) {
 }
 
 at::Tensor Recording::stand_in(const at::Tensor& tensor) const {
-  return view_on(places_[*place_of(tensor)].stand_in, tensor);
+  return view_on(storages_[*storage_id_of(tensor)].stand_in, tensor);
 }
 
 torch::jit::Stack Recording::keep(c10::ArrayRef<c10::IValue> arguments) const {
@@ -294,9 +294,9 @@ torch::jit::Stack Recording::keep(c10::ArrayRef<c10::IValue> arguments) const {
 
 void Recording::adopt(const at::Tensor& tensor) {
   const auto stand_in = at::empty({0}, tensor.options().requires_grad(false)).storage();
-  put_mark(stand_in, {nullptr, places_.size()});
-  put_mark(tensor.storage(), {shared_from_this(), places_.size()});
-  places_.push_back({stand_in});
+  put_mark(stand_in, {nullptr, storages_.size()});
+  put_mark(tensor.storage(), {shared_from_this(), storages_.size()});
+  storages_.push_back({stand_in});
 }
 
 void Recording::add(Step step, const std::vector<at::Tensor>& results) {
@@ -304,27 +304,27 @@ void Recording::add(Step step, const std::vector<at::Tensor>& results) {
   const auto& arguments = step.op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     step.arguments[i] = map_tensors(step.arguments[i], [&](const at::Tensor& tensor) {
-      const auto place = place_of(tensor);
-      if (place && is_written(arguments[i])) changed.insert(*place);
-      return place ? tensor : kept_value(step, tensor);
+      const auto id = storage_id_of(tensor);
+      if (id && is_written(arguments[i])) changed.insert(*id);
+      return id ? tensor : kept_value(step, tensor);
     });
   }
   if (changed.empty()) return;
-  for (const auto place : changed) places_[place].steps.push_back(steps_.size());
+  for (const auto id : changed) storages_[id].steps.push_back(steps_.size());
   steps_.push_back(std::move(step));
 }
 
-// Their places.
+// The ids of their storages.
 std::set<std::size_t> Recording::adopt_results(Step& step, const std::vector<at::Tensor>& results) {
-  std::set<std::size_t> places;
+  std::set<std::size_t> ids;
   for (std::size_t i = 0; i < results.size(); ++i) {
     const auto& result = results[i];
     if (!result.defined() || !result.is_meta() || mark_of(result)) continue;
     adopt(result);
-    places.insert(*place_of(result));
+    ids.insert(*storage_id_of(result));
     step.made.emplace_back(i, stand_in(result));
   }
-  return places;
+  return ids;
 }
 
 torch::jit::Stack Recording::compute(const c10::OperatorHandle& op,
@@ -341,11 +341,11 @@ torch::jit::Stack Recording::compute(const c10::OperatorHandle& op,
 void Recording::seal(const at::Tensor& tensor) {
   const auto version = tensor.unsafeGetTensorImpl()->version_counter();
   if (version.enabled())
-    places_[*place_of(tensor)].sealed.emplace(version, version.current_version());
+    storages_[*storage_id_of(tensor)].sealed.emplace(version, version.current_version());
 }
 
-void Recording::require_unchanged(const Place& place) {
-  if (!place.sealed || place.sealed->first.current_version() == place.sealed->second) return;
+void Recording::require_unchanged(const RecordedStorage& storage) {
+  if (!storage.sealed || storage.sealed->first.current_version() == storage.sealed->second) return;
   throw Error(ErrorCode::invalid_argument,
               "a tensor was changed after deferred_init had returned, while it had no data: "
               "change it inside, or after it was materialised");
@@ -357,10 +357,10 @@ void Recording::fill(const std::vector<at::Tensor>& tensors, c10::Device device)
   std::unordered_map<std::size_t, c10::Storage> storages;
   Replay replay(*this);
   for (const auto& tensor : tensors) {
-    const auto id = *place_of(tensor);
-    auto& place = places_[id];
-    require_unchanged(place);
-    if (auto filled = place.filled.lock()) {
+    const auto id = *storage_id_of(tensor);
+    auto& recorded = storages_[id];
+    require_unchanged(recorded);
+    if (auto filled = recorded.filled.lock()) {
       storages.emplace(id, c10::Storage(std::move(filled)));
     } else {
       replay.want(id);
@@ -369,13 +369,13 @@ void Recording::fill(const std::vector<at::Tensor>& tensors, c10::Device device)
   replay.run();
   std::vector<at::Tensor> values;
   for (const auto& tensor : tensors) {
-    const auto id = *place_of(tensor);
+    const auto id = *storage_id_of(tensor);
     if (!storages.contains(id)) storages.emplace(id, copied_to(device, replay.storage(id)));
     values.push_back(view_on(storages.at(id), tensor));
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto id = *place_of(tensors[i]);
-    places_[id].filled =
+    const auto id = *storage_id_of(tensors[i]);
+    storages_[id].filled =
         c10::weak_intrusive_ptr<c10::StorageImpl>(storages.at(id).getWeakStorageImpl());
     // What TensorBase::set_data refuses between devices; version and requires_grad stay.
     tensors[i].unsafeGetTensorImpl()->shallow_copy_from(values[i].getIntrusivePtr());

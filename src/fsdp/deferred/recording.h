@@ -75,7 +75,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
 
  private:
   friend class Replay;
-  struct Place {
+  struct RecordedStorage {
     c10::Storage stand_in;
     std::vector<std::size_t> steps = {};  // that made it and wrote to it, ascending
     std::optional<std::pair<c10::VariableVersion, std::uint32_t>> sealed = {};
@@ -87,10 +87,10 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void adopt(const at::Tensor& tensor);
   [[nodiscard]] std::set<std::size_t> adopt_results(Step& step,
                                                     const std::vector<at::Tensor>& results);
-  static void require_unchanged(const Place& place);
+  static void require_unchanged(const RecordedStorage& storage);
 
   std::vector<Step> steps_;
-  std::vector<Place> places_;
+  std::vector<RecordedStorage> storages_;
 };
 
 // What a unit's tensors hold before they are cut: data where they have none.

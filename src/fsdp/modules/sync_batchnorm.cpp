@@ -117,7 +117,7 @@ torch::Tensor NormalizeTogether::forward(AutogradContext* context, const torch::
   context->saved_data["input"] = input.requires_grad();
   context->saved_data["counts"] = by.counts;
   context->saved_data["bias"] = bias.defined() ? c10::IValue(bias.scalar_type()) : c10::IValue();
-  keep_mesh(*context, by.mesh);
+  save_mesh(*context, by.mesh);
   if (input.numel() == 0) return torch::empty_like(input);
   return std::get<0>(at::native_batch_norm(input, widened(weight, type), widened(bias, type), mean,
                                            all.variance.to(type), /*training=*/false,
@@ -145,7 +145,7 @@ variable_list NormalizeTogether::backward(AutogradContext* context,
   if (!context->saved_data["input"].toBool()) return results;
   // The gradient of the bias is a part of it.
   sums = context->saved_data["counts"].toBool() ? sums.clone() : torch::zeros_like(sums);
-  kept_mesh(*context).all_reduce_sum(sums);
+  saved_mesh(*context).all_reduce_sum(sums);
   const auto means = sums / saved[4].clamp_min(1).to(type);
   const auto scale = weight.defined() ? invstd * weight.to(type) : invstd;
   const auto slope = along_channels(invstd.square() * means[1], input);
@@ -330,7 +330,7 @@ class Conversion {
   }
 
  private:
-  struct Entry {
+  struct SequentialEntry {
     nn::SequentialImpl& parent;
     std::string key;
     std::shared_ptr<nn::Module> norm;
@@ -346,7 +346,7 @@ class Conversion {
     }
   }
 
-  void look_at(nn::Module& module, const std::string& name, const Entry* entry) {
+  void look_at(nn::Module& module, const std::string& name, const SequentialEntry* entry) {
     if (auto* sync = dynamic_cast<SyncBatchNormImpl*>(&module)) {
       there_.push_back(sync);
     } else if (use_batch_norm(module, [](const auto&) {})) {
@@ -368,7 +368,7 @@ class Conversion {
       if (parent == nullptr || !std::ranges::any_of(*parent, is_called)) {
         look_at(*child.value(), prefix + child.key(), nullptr);
       } else {
-        const Entry entry{*parent, child.key(), child.value()};
+        const SequentialEntry entry{*parent, child.key(), child.value()};
         look_at(*child.value(), prefix + child.key(), &entry);
       }
     }
@@ -384,7 +384,7 @@ class Conversion {
         .at_key(refused_.front());
   }
 
-  void exchange(const Entry& entry) {
+  void exchange(const SequentialEntry& entry) {
     auto& made = made_[entry.norm.get()];
     if (!made) {
       use_batch_norm(*entry.norm, [&](const auto& norm) {
@@ -399,7 +399,7 @@ class Conversion {
 
   const Mesh& mesh_;
   std::vector<SyncBatchNormImpl*> there_;
-  std::vector<Entry> entries_;
+  std::vector<SequentialEntry> entries_;
   std::vector<std::string> refused_;
   std::unordered_map<const nn::Module*, std::shared_ptr<SyncBatchNormImpl>> made_;
 };

@@ -38,7 +38,7 @@ struct Join::Impl {
     torch::Tensor parameter;
     unsigned hook;
   };
-  struct Kept {
+  struct SavedBuffer {
     torch::Tensor buffer, values;
   };
 
@@ -51,7 +51,7 @@ struct Join::Impl {
   std::shared_ptr<double> weight = std::make_shared<double>(1.0);
   std::vector<Watched> watched;
   std::unordered_set<const c10::TensorImpl*> is_watched;
-  std::vector<Kept> kept;  // while a stand-in runs
+  std::vector<SavedBuffer> saved_buffers;  // while a stand-in runs
 
   Impl(const std::vector<ModuleRef>& joined, Mesh ranks, const JoinOptions& wanted)
       : mesh(std::move(ranks)), options(wanted), models(joined) {
@@ -100,13 +100,13 @@ struct Join::Impl {
   void keep_buffers() {
     for (const auto& buffer : buffers) {
       if (at::has_internal_overlap(buffer) != at::MemOverlap::Yes)
-        kept.push_back({buffer, buffer.detach().clone()});
+        saved_buffers.push_back({buffer, buffer.detach().clone()});
     }
   }
 
   void put_buffers_back() {
     const torch::NoGradGuard no_grad;
-    for (const auto& [buffer, values] : std::exchange(kept, {})) buffer.copy_(values);
+    for (const auto& [buffer, values] : std::exchange(saved_buffers, {})) buffer.copy_(values);
   }
 
   [[nodiscard]] int count(bool has_input) const {

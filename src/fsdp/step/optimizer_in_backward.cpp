@@ -107,7 +107,7 @@ const Step* step_of(const at::Tensor& parameter) {
 class InBackward final : public OptimizerAccess {
  public:
   // A parameter, which keeps its optimizer.
-  struct One {
+  struct SteppedParameter {
     at::Tensor parameter, inside;  // the optimizer's own tensor
     OptimizerRef optimizer;
     std::size_t group;  // of the optimizer's
@@ -163,7 +163,7 @@ class InBackward final : public OptimizerAccess {
   }
 
  private:
-  void add(One one, std::type_index type) {
+  void add(SteppedParameter one, std::type_index type) {
     auto options = one.options();
     std::size_t g = 0;
     while (g < groups_.size() && (types_[g] != type || !(groups_[g].front().options() == options)))
@@ -175,7 +175,7 @@ class InBackward final : public OptimizerAccess {
     places_.emplace(one.parameter.unsafeGetTensorImpl(), std::pair{g, groups_[g].size()});
     groups_[g].push_back(std::move(one));
   }
-  [[nodiscard]] const One& of(const at::Tensor& parameter) const {
+  [[nodiscard]] const SteppedParameter& of(const at::Tensor& parameter) const {
     const auto [group, index] = places_.at(parameter.unsafeGetTensorImpl());
     const auto& one = groups_[group][index];
     // Its memory, type and device are the parameter's, which may have changed since a step.
@@ -184,7 +184,7 @@ class InBackward final : public OptimizerAccess {
     return one;
   }
 
-  std::vector<std::vector<One>> groups_;
+  std::vector<std::vector<SteppedParameter>> groups_;
   std::vector<std::type_index> types_;  // of their optimizers
   std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, std::size_t>> places_;
 };

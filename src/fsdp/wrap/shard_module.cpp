@@ -38,7 +38,7 @@ struct ContentAccess {
 template struct ContentAccess<&torch::nn::AnyModule::content_>;
 
 // A Sequential calls what its slots hold: slots whose module is a unit get a holder that is seen.
-struct Slot {
+struct SequentialSlot {
   torch::nn::AnyModule* place;
   std::unique_ptr<torch::nn::AnyModulePlaceholder> holder;
 };
@@ -55,7 +55,7 @@ std::unique_ptr<torch::nn::AnyModulePlaceholder> holder_for(
 }
 
 void find_slots(torch::nn::SequentialImpl& sequential, const std::vector<UnitModule>& modules,
-                std::vector<Slot>& found) {
+                std::vector<SequentialSlot>& found) {
   for (auto slot = sequential.begin(); slot != sequential.end(); ++slot) {
     auto holder = holder_for(slot->ptr().get(), modules);
     if (!holder) continue;
@@ -69,8 +69,8 @@ void find_slots(torch::nn::SequentialImpl& sequential, const std::vector<UnitMod
 }
 
 // The slots of all modules of a unit to be and below.
-std::vector<Slot> slots_below(const std::vector<UnitModule>& modules) {
-  std::vector<Slot> found;
+std::vector<SequentialSlot> slots_below(const std::vector<UnitModule>& modules) {
+  std::vector<SequentialSlot> found;
   for (const auto& [module, slot_maker] : modules) {
     for (const auto& below : module->modules(true)) {
       if (auto* sequential = below->as<torch::nn::SequentialImpl>())
@@ -373,7 +373,7 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   Ignored ignored;
   ignored.take(modules, spec);
   const auto find = [&] { return parameters_of(modules, ignored, spec.shard.has_value()); };
-  std::vector<Slot> slots;
+  std::vector<SequentialSlot> slots;
   Found found;
   // All that can be wrong is found out before anything is touched, and by all ranks together.
   const auto failure = failure_of([&] {
