@@ -163,14 +163,14 @@ std::size_t heap_bytes() {
   return heap.uordblks + heap.hblkhd;
 }
 
-struct Opening {
+struct OpenCost {
   double open_s = 0, rank_s = 0;
   std::size_t catalog_bytes = 0, rank_bytes = 0;
 };
 
 // Rank 0 opens, and the last rank looks for its slices.
-Opening open(const Job& job, const std::string& path) {
-  Opening cost;
+OpenCost open(const Job& job, const std::string& path) {
+  OpenCost cost;
   const auto store = std::make_shared<MetadataAlone>(job, path);
   const double opening = now();
   const Bytes catalog = read_catalog(store);
@@ -209,7 +209,7 @@ void measure(const Job& job) {
   const std::size_t chunks = decode(path);
   const double decoded = now();
   const long decode_peak = bench::peak_memory();
-  const Opening cost = open(job, path);
+  const OpenCost cost = open(job, path);
   std::printf(
       "{\"plan_s\": %.4f, \"validate_s\": %.4f, \"encode_s\": %.4f, \"decode_s\": %.4f, "
       "\"plan_peak_mib\": %ld, \"peak_mib\": %ld, \"chunks\": %zu, \"bytes\": %ju, \"sent\": "

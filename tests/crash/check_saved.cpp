@@ -1,4 +1,4 @@
-// The judge of tests/crash/kill_test.py:
+// The checker of tests/crash/kill_test.py:
 //   check_saved CHECKPOINT       prints the number that all elements of a whole checkpoint equal
 // Exit 3 with one line when the checkpoint is not whole, 4 when its elements are of several saves.
 #include <cstdio>

@@ -101,7 +101,7 @@ void save_alone(const std::string& directory, float number) {
 }
 
 // What a rank learns from the error that ended its save.
-Said judged(const std::string& text, const std::string& directory, int rank) {
+Said outcome_of(const std::string& text, const std::string& directory, int rank) {
   std::snprintf(board->error[rank], sizeof board->error[rank], "%s", text.c_str());
   const std::string begin = "whether save ";
   const auto at = text.find(begin);
@@ -133,7 +133,7 @@ int take_part(testing::Star& star, const std::string& directory, int rank) {
     board->said[rank] = Said::saved;
   } catch (const Error& error) {
     armed = false;
-    board->said[rank] = judged(error.what(), directory, rank);
+    board->said[rank] = outcome_of(error.what(), directory, rank);
   }
   return 0;
 }
@@ -155,7 +155,7 @@ int number_in(const std::string& directory) {
 }
 
 // What is wrong with what a rank says; empty: nothing.
-std::string judge_rank(int rank, bool is_new, bool was_stopped) {
+std::string check_rank(int rank, bool is_new, bool was_stopped) {
   const std::string who = " rank " + std::to_string(rank);
   const std::string error = board->error[rank];
   // One that was stopped may commit behind the back of the others, after its last look at them.
@@ -181,7 +181,7 @@ struct Run {
   int signal = SIGKILL;
 };
 
-std::string judge(const Run& run) {
+std::string check_outcome(const Run& run) {
   const int number = number_in(run.directory);
   const bool is_new = number == 2;
   if (number != 2 && number != (run.replaces ? 1 : 0))
@@ -189,7 +189,7 @@ std::string judge(const Run& run) {
   std::string wrong;
   const bool is_stopped = run.signal == SIGSTOP;
   for (int rank = is_stopped ? 0 : 1; rank < kRanks; ++rank)
-    wrong += judge_rank(rank, is_new, is_stopped);
+    wrong += check_rank(rank, is_new, is_stopped);
   if (is_stopped && board->said[0] == Said::unknown) wrong += " rank 0 does not know the outcome;";
   if (is_stopped && is_new && !board->after_look) wrong += " it committed when it ran again;";
   // Two saves later there are files of these two alone: data, side file, and one .metadata.
@@ -223,7 +223,7 @@ std::string carry_out(const Run& run) {
     const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     return status == 0 || (rank == 0 && !is_stopped && is_killed);
   });
-  return wrong.empty() ? judge(run) : wrong;
+  return wrong.empty() ? check_outcome(run) : wrong;
 }
 
 struct Count {

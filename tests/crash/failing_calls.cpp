@@ -196,7 +196,7 @@ bool is_told_of(const Case& one) {
 }
 
 // What the ranks say that lose another one.
-std::string judge_survivor(const Case& one) {
+std::string check_survivor(const Case& one) {
   const int other = 1 - one.victim;
   if (board->saved[other]) return board->committed ? "" : " it says that it is saved;";
   const std::string text = board->error[other];
@@ -211,9 +211,9 @@ std::string judge_survivor(const Case& one) {
 }
 
 // What is wrong with what ranks say; empty: nothing.
-std::string judge_words(const Case& one) {
+std::string check_words(const Case& one) {
   const std::string first = board->error[0], second = board->error[1];
-  if (one.row->expect == Expect::others_fail || board->ended) return judge_survivor(one);
+  if (one.row->expect == Expect::others_fail || board->ended) return check_survivor(one);
   if (first != second && !is_told_of(one)) return " ranks say: " + first + " | " + second;
   const bool is_saved = board->saved[0];
   if (is_saved && !board->committed) return " ranks say that it is saved;";
@@ -225,7 +225,7 @@ std::string judge_words(const Case& one) {
 }
 
 // What is wrong with what lies there.
-std::string judge_files(const Case& one, const std::set<std::string>& before) {
+std::string check_files(const Case& one, const std::set<std::string>& before) {
   const int old = one.replaces ? 1 : 0;
   int expected = board->committed ? 2 : old;
   if (one.row->injection.action == testing::bring_rival && board->injector.hit > 0) expected = 9;
@@ -243,7 +243,7 @@ std::string judge_files(const Case& one, const std::set<std::string>& before) {
 }
 
 // The next saves, by one rank, find their way and clear away what is left.
-std::string judge_next(const Case& one, std::size_t files) {
+std::string check_next(const Case& one, std::size_t files) {
   try {
     save_alone(one.kind, 3, target);
     if (one.kind == CheckpointKind::dcp) save_alone(one.kind, 4, target);
@@ -265,7 +265,7 @@ std::string notes() {
   return target + "/notes/mine.txt";
 }
 
-std::string judge_notes(const Case& one) {
+std::string check_notes(const Case& one) {
   if (!has_notes(one) || board->deleted) return "";
   std::ifstream file(notes());
   std::string text;
@@ -295,7 +295,7 @@ std::string carry_out(const Case& one, std::size_t files) {
   testing::wait_for(children, {.end = end, .without = is_stopped(one) ? one.victim : -1});
   std::string wrong;
   if (is_stopped(one)) {
-    wrong = judge_files(one, before);
+    wrong = check_files(one, before);
     ::kill(children[static_cast<std::size_t>(one.victim)].process, SIGCONT);
     testing::wait_for(children, {.end = end});
     // It may have been behind its last look at the others.
@@ -307,9 +307,9 @@ std::string carry_out(const Case& one, std::size_t files) {
     board->ended = true;
     return WTERMSIG(status) == SIGKILL && one.row->injection.action == testing::die;
   });
-  if (wrong.empty()) wrong = judge_words(one) + judge_files(one, before) + judge_notes(one);
+  if (wrong.empty()) wrong = check_words(one) + check_files(one, before) + check_notes(one);
   if (wrong.empty() && files > 0)
-    wrong = judge_next(one, files + (fs::exists(notes()) ? 1 : 0)) + judge_notes(one);
+    wrong = check_next(one, files + (fs::exists(notes()) ? 1 : 0)) + check_notes(one);
   return wrong;
 }
 

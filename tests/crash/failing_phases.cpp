@@ -94,7 +94,7 @@ int take_part(testing::Star& star, const Run& run, int rank) {
   return 0;
 }
 
-std::string judge_rank(const Run& run, int rank) {
+std::string check_rank(const Run& run, int rank) {
   const std::string text = board->error[rank], who = " rank " + std::to_string(rank);
   const bool is_new = is_committed_before(run);
   if (text.empty()) return who + " has missed nobody;";
@@ -107,7 +107,7 @@ std::string judge_rank(const Run& run, int rank) {
   return says_it_is == is_new ? "" : who + " says what is not true: " + text;
 }
 
-std::string judge_directory(const Run& run) {
+std::string check_directory(const Run& run) {
   try {
     const int expected = is_committed_before(run) ? 2 : 1;
     if (testing::number_at(target) != expected) return " it holds the other checkpoint;";
@@ -134,7 +134,7 @@ std::string carry_out(const Run& run) {
   testing::wait_for(children, {.end = end, .without = is_stopped ? run.victim : -1});
   std::string wrong;
   for (int rank = 0; rank < run.ranks; ++rank)
-    if (rank != run.victim) wrong += judge_rank(run, rank);
+    if (rank != run.victim) wrong += check_rank(run, rank);
   if (is_stopped) {
     ::kill(children[static_cast<std::size_t>(run.victim)].process, SIGCONT);
     testing::wait_for(children, {.end = end});
@@ -143,7 +143,7 @@ std::string carry_out(const Run& run) {
     const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     return status == 0 || (rank == run.victim && !is_stopped && is_killed);
   });
-  return wrong + judge_directory(run);
+  return wrong + check_directory(run);
 }
 
 std::vector<Run> runs_of(CheckpointKind kind, int signal) {

@@ -219,7 +219,7 @@ struct Seen {
   std::vector<std::string> wrong;
 };
 Seen read_during(const std::string& path, const std::function<void()>& write,
-                 const std::function<void(const Error&, Seen&)>& judge) {
+                 const std::function<void(const Error&, Seen&)>& check) {
   Seen seen;
   std::atomic<bool> is_done = false;
   std::jthread reader([&] {
@@ -232,7 +232,7 @@ Seen read_during(const std::string& path, const std::function<void()>& write,
           (void)loaded_number(path);
         }
       } catch (const Error& error) {
-        judge(error, seen);
+        check(error, seen);
       }
     } while (!is_done);
   });

@@ -93,7 +93,7 @@ void require(bool holds, const std::string& what) {
 }
 
 // Throws what is wrong with what killed ranks left, and makes it right.
-void judge(const Run& run) {
+void check_outcome(const Run& run) {
   const auto newest = latest_checkpoint(run.url).found;
   require(newest && newest->step >= board->saved && newest->step <= board->begun,
           "the newest step is not one that was saved last");
@@ -118,9 +118,9 @@ void judge(const Run& run) {
     open_store(run.url)->remove(object.name);
 }
 
-int judge_in_child(const Run& run) {
+int check_in_child(const Run& run) {
   try {
-    judge(run);
+    check_outcome(run);
     return 0;
   } catch (const std::exception& error) {
     std::strncpy(board->wrong, error.what(), sizeof board->wrong - 1);
@@ -128,11 +128,11 @@ int judge_in_child(const Run& run) {
   }
 }
 
-std::string judged(const Run& run) {
+std::string checked_apart(const Run& run) {
   board->wrong[0] = '\0';
-  auto judges = testing::fork_ranks(1, [&](int) { return judge_in_child(run); });
-  testing::wait_for(judges, {.end = Clock::now() + kLimit});
-  const std::string ended = testing::end_all(judges, [](int, int status) { return status == 0; });
+  auto children = testing::fork_ranks(1, [&](int) { return check_in_child(run); });
+  testing::wait_for(children, {.end = Clock::now() + kLimit});
+  const std::string ended = testing::end_all(children, [](int, int status) { return status == 0; });
   return ended.empty() ? "" : " " + std::string(board->wrong) + ";" + ended;
 }
 
@@ -159,7 +159,7 @@ testing::Outcome carry_out(const Run& run, const testing::Below& below) {
     return status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   });
   if (board->saved == 0) wrong += " nothing was saved;";
-  if (wrong.empty()) wrong = judged(run);
+  if (wrong.empty()) wrong = checked_apart(run);
   return {std::string(to_string(run.kind)) + ", from rank " + std::to_string(first) + " after " +
               std::to_string(milliseconds) + " ms, " + std::to_string(between) + " ms apart",
           wrong};

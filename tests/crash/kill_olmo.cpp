@@ -116,7 +116,7 @@ int step_in(const std::string& path) {
 }
 
 // What is wrong with the directories of a run; empty: nothing.
-std::string judge(const Run& run) {
+std::string check_outcome(const Run& run) {
   std::string wrong;
   int newest = 0;
   const auto look = [&](const fs::path& path) {
@@ -196,12 +196,12 @@ testing::Outcome carry_out(const Run& run, const testing::Below& below) {
   const bool is_stopped = draw.how == How::stopped;
   testing::wait_for(children,
                     {.end = Clock::now() + kLimit, .without = is_stopped ? draw.first : -1});
-  std::string wrong = judge(run);
+  std::string wrong = check_outcome(run);
   if (is_stopped) {
     // It may have been behind its last look at the others: then it commits when it runs again.
     ::kill(children[static_cast<std::size_t>(draw.first)].process, SIGCONT);
     testing::wait_for(children, {.end = Clock::now() + kLimit});
-    wrong += judge(run);
+    wrong += check_outcome(run);
   }
   wrong += testing::end_all(children, [](int, int status) {
     return status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);

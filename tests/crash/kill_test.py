@@ -47,14 +47,14 @@ def kill(ranks, how, rng):
         rank.wait()
 
 
-def check(judge, checkpoint):
-    done = subprocess.run([judge, checkpoint], capture_output=True, text=True, check=False)
+def check(checker, checkpoint):
+    done = subprocess.run([checker, checkpoint], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"FAILED: {checkpoint.name} after a kill: {done.stderr.strip()} (exit {done.returncode})")
     return int(float(done.stdout))
 
 
-def one_run(save_loop, judge, rng):
+def one_run(save_loop, checker, rng):
     directory = pathlib.Path(tempfile.mkdtemp(prefix="tessera-kill-"))
     try:
         ranks = start(save_loop, directory)
@@ -70,9 +70,9 @@ def one_run(save_loop, judge, rng):
         newest, path = complete[-1]
         if newest < finished[-1]:
             raise SystemExit(f"FAILED: step {finished[-1]} was reported as saved, step {newest} is the newest")
-        if check(judge, path) != newest:
+        if check(checker, path) != newest:
             raise SystemExit(f"FAILED: {path.name} holds another save")
-        same = check(judge, directory / "same")
+        same = check(checker, directory / "same")
         if same < finished[-1]:
             raise SystemExit(f"FAILED: the directory saved over went back to save {same}")
         torn = steps[-1][0] > newest or any((directory / "same").glob(".*.tmp-*"))
@@ -82,12 +82,12 @@ def one_run(save_loop, judge, rng):
 
 
 def main():
-    save_loop, judge, runs = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    save_loop, checker, runs = sys.argv[1], sys.argv[2], int(sys.argv[3])
     seed = int(sys.argv[4]) if len(sys.argv) > 4 else 1
     rng = random.Random(seed)
     torn = 0
     for index in range(runs):
-        how, was_torn = one_run(save_loop, judge, rng)
+        how, was_torn = one_run(save_loop, checker, rng)
         torn += was_torn
         print(f"{index + 1}/{runs}: {how}{', in the middle of a save' if was_torn else ''}", flush=True)
     print(f"{runs} kills (seed {seed}), {torn} of them visibly in the middle of a save: "

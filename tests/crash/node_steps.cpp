@@ -135,7 +135,7 @@ int restored(const std::string& directory) {
   return number;
 }
 
-std::string judge(const Run& run, const std::string& directory) {
+std::string check_outcome(const Run& run, const std::string& directory) {
   const int first = number_at(node_in(directory, 0), run.kind, 0);
   const int second = number_at(node_in(directory, 1), run.kind, 1);
   const std::string have =
@@ -197,7 +197,7 @@ std::string carry_out(const Run& run) {
   });
   if (!wrong.empty()) return wrong;
   try {
-    wrong = judge(run, directory);
+    wrong = check_outcome(run, directory);
   } catch (const Error& error) {
     wrong = " " + std::string(error.what()) + ";";
   }

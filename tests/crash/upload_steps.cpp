@@ -148,7 +148,7 @@ int take_part(testing::Star& star, const Run& run, const std::string& target, in
 }
 
 // What is wrong with what the ranks say; empty: nothing.
-std::string judge_ranks(const Run& run, bool is_new) {
+std::string check_ranks(const Run& run, bool is_new) {
   std::string wrong;
   for (int rank = 0; rank < kRanks; ++rank) {
     const std::string who = " rank " + std::to_string(rank);
@@ -161,11 +161,11 @@ std::string judge_ranks(const Run& run, bool is_new) {
   return wrong;
 }
 
-std::string judge(const Run& run, const std::string& target) {
+std::string check_outcome(const Run& run, const std::string& target) {
   const int number = number_at(target);
   if (number < 0 || (number == 1 && !run.replaces))
     return " the target holds " + std::to_string(number) + ";";
-  std::string wrong = judge_ranks(run, number == 2);
+  std::string wrong = check_ranks(run, number == 2);
   (void)upload(source_of(run.kind, 2), target, {.overwrite = true});
   if (files_in(target) != files_in(source_of(run.kind, 2))) wrong += " it left something;";
   if (number_at(target) != 2) wrong += " the next upload is not whole;";
@@ -192,7 +192,7 @@ std::string carry_out(const Run& run) {
     const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     return status == 0 || (rank == run.fatal_rank && !is_stopped && is_killed);
   });
-  return wrong.empty() ? judge(run, target) : wrong;
+  return wrong.empty() ? check_outcome(run, target) : wrong;
 }
 
 struct Count {

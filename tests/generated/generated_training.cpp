@@ -45,7 +45,7 @@ std::string directory_of_run() {
 [[noreturn]] void answer(const Case& drawn, const std::string& directory, int to) {
   Verdict verdict;
   try {
-    verdict = tessera::generated::judge(drawn, directory);
+    verdict = tessera::generated::verdict_of(drawn, directory);
   } catch (const std::exception& error) {
     verdict.failure = std::string("outside of all ranks: ") + error.what();
   }

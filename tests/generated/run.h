@@ -58,6 +58,6 @@ struct Outcome {
 struct Verdict {
   std::string failure, note;
 };
-[[nodiscard]] Verdict judge(const Case& drawn, const std::string& directory);
+[[nodiscard]] Verdict verdict_of(const Case& drawn, const std::string& directory);
 
 }  // namespace tessera::generated

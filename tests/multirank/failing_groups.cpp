@@ -285,7 +285,7 @@ std::string end_all(const Run& run, std::vector<tessera::testing::Child>& childr
 }
 
 // What is wrong with what a run left; empty: nothing.
-std::string judge_directory(const Run& run) {
+std::string check_directory(const Run& run) {
   if (run.directory.empty()) return "";
   if (!run.phase.empty()) {
     const auto n = tessera::Checkpoint::open(run.directory).load().at("n");
@@ -309,7 +309,7 @@ std::string carry_out(const Run& run) {
     ::kill(children[run.victim].process, SIGCONT);
     wait_for(children, {.end = end});
   }
-  return end_all(run, children) + judge_directory(run);
+  return end_all(run, children) + check_directory(run);
 }
 
 // The number of this process's sockets that are connected with another one.

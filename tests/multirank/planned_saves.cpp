@@ -266,7 +266,7 @@ std::string carry_out(const Job& job, std::span<Sent> sent) {
 }
 
 // A save with placements takes few folds and bytes, and as many as with fewer tensors.
-std::string judge(std::span<const Sent> few, std::span<const Sent> many) {
+std::string check_outcome(std::span<const Sent> few, std::span<const Sent> many) {
   for (std::size_t rank = 0; rank < many.size(); ++rank) {
     const Sent& sent = many[rank];
     if (sent == few[rank] && sent.folds == 4 && sent.spreads == sent.folds && sent.others == 0 &&
@@ -284,7 +284,7 @@ std::string compare_saves(int world, bool placed, const std::string& directory,
   std::string wrong = carry_out({world, kFew, placed, directory}, sent);
   const std::vector<Sent> few(sent.begin(), sent.end());
   if (wrong.empty()) wrong = carry_out({world, kMany, placed, directory}, sent);
-  if (wrong.empty() && placed) wrong = judge(few, sent);
+  if (wrong.empty() && placed) wrong = check_outcome(few, sent);
   return wrong;
 }
 

@@ -222,16 +222,16 @@ class Cache(unittest.TestCase):
                         before.remove(marker)
                     else:
                         marker.write_bytes(other)
-                    told = self.run_tessera("cat", f"{url}/x.safetensors", "w[0:1]", "--local-cache", self.cache, "--json")
-                    self.assertEqual(told.returncode, 3, told.stderr)
-                    self.assertEqual(json.loads(told.stdout)["error"]["code"], code)
+                    done = self.run_tessera("cat", f"{url}/x.safetensors", "w[0:1]", "--local-cache", self.cache, "--json")
+                    self.assertEqual(done.returncode, 3, done.stderr)
+                    self.assertEqual(json.loads(done.stdout)["error"]["code"], code)
                     self.assertEqual(self.files(), before)
             shutil.rmtree(own)
             elsewhere = self.directory / "elsewhere"
             elsewhere.mkdir()
             own.symlink_to(elsewhere)
-            told = self.run_tessera("cat", f"{url}/x.safetensors", "w[0:1]", "--local-cache", self.cache, "--json")
-            self.assertEqual(json.loads(told.stdout)["error"]["code"], "unsafe")
+            done = self.run_tessera("cat", f"{url}/x.safetensors", "w[0:1]", "--local-cache", self.cache, "--json")
+            self.assertEqual(json.loads(done.stdout)["error"]["code"], "unsafe")
             self.assertEqual(list(elsewhere.iterdir()), [])
 
     @unittest.skipIf(os.geteuid() != 0, "only root becomes another user")
@@ -272,8 +272,8 @@ class Cache(unittest.TestCase):
             os.chmod(of_key, 0o700)
             self.assertEqual(self.cached(f"{url}/x.safetensors"), "1")
             os.chown(of_key.parent, OTHER, OTHER)
-            told = self.run_tessera("cat", f"{url}/x.safetensors", "w[0:1]", "--local-cache", self.cache, "--json")
-            self.assertEqual(json.loads(told.stdout)["error"]["code"], "unsafe")
+            done = self.run_tessera("cat", f"{url}/x.safetensors", "w[0:1]", "--local-cache", self.cache, "--json")
+            self.assertEqual(json.loads(done.stdout)["error"]["code"], "unsafe")
             self.assertEqual(self.blocks(), blocks)
 
 

@@ -110,7 +110,7 @@ class Job:
                                      target=f"s3://{BUCKET}/{self.prefix}/target", local=places.work / self.prefix)
                 for argument in self.arguments]
 
-    def judge(self, places, done):
+    def check(self, places, done):
         """Whether it was done. Raises Wrong."""
         there = self.is_there(places)
         is_new = there and self.holds(places, self.new)
@@ -188,7 +188,7 @@ class Trial:
         self.proxy.disarm()
         arguments = job.start(self.places)
         done = self.places.run(arguments, self.env)
-        if not job.judge(self.places, done):
+        if not job.check(self.places, done):
             raise Wrong(f"{job.name} without a fault: {done.stderr}")
         job.clear(self.places)
         return self.proxy.requests
@@ -202,7 +202,7 @@ class Trial:
         was_done = self.proxy.was_done
         self.proxy.disarm()
         try:
-            is_done = job.judge(self.places, done)
+            is_done = job.check(self.places, done)
             self.require_no_uploads()
         except Wrong as wrong:
             raise Wrong(f"{job.name}, {fault} at request {at}{seen}: {wrong}\n{done.stderr}") from wrong

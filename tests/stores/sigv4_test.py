@@ -57,15 +57,15 @@ def drawn(seed):
             "hash": hashlib.sha256(body).hexdigest(), "body": body}
 
 
-def of_botocore(told):
-    request = botocore.awsrequest.AWSRequest(told["method"], told["url"], data=told["body"])
-    for name, value in told["headers"]:
+def of_botocore(case):
+    request = botocore.awsrequest.AWSRequest(case["method"], case["url"], data=case["body"])
+    for name, value in case["headers"]:
         request.headers.add_header(name, value)
-    credentials = botocore.credentials.Credentials(told["key_id"], told["secret"], told["token"] or None)
-    kind = botocore.auth.S3SigV4Auth if told["service"] == "s3" else botocore.auth.SigV4Auth
-    now = datetime.datetime.fromtimestamp(told["time"], datetime.timezone.utc)
+    credentials = botocore.credentials.Credentials(case["key_id"], case["secret"], case["token"] or None)
+    kind = botocore.auth.S3SigV4Auth if case["service"] == "s3" else botocore.auth.SigV4Auth
+    now = datetime.datetime.fromtimestamp(case["time"], datetime.timezone.utc)
     with unittest.mock.patch("botocore.auth.get_current_datetime", lambda *_, **__: now):
-        kind(credentials, told["service"], told["region"]).add_auth(request)
+        kind(credentials, case["service"], case["region"]).add_auth(request)
     return request.headers["Authorization"]
 
 
@@ -78,15 +78,15 @@ def main():
     program = sys.argv[1]
     first, count = (int(word) for word in sys.argv[2:4]) if len(sys.argv) > 2 else (0, 400)
     requests = [drawn(seed) for seed in range(first, first + count)]
-    lines = "".join(json.dumps({name: value for name, value in told.items() if name != "body"}) + "\n" for told in requests)
+    lines = "".join(json.dumps({name: value for name, value in request.items() if name != "body"}) + "\n" for request in requests)
     output = subprocess.run([program], input=lines, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     assert len(output) == count, f"{len(output)} of {count} answers"
     wrong = 0
-    for seed, (told, line) in enumerate(zip(requests, output), first):
-        ours, theirs = parts_of(dict(json.loads(line))["authorization"]), parts_of(of_botocore(told))
+    for seed, (request, line) in enumerate(zip(requests, output), first):
+        ours, theirs = parts_of(dict(json.loads(line))["authorization"]), parts_of(of_botocore(request))
         if ours != theirs:
             wrong += 1
-            print(f"seed {seed}: {told['method']} {told['url']} {told['headers']}\n  ours   {ours}\n  theirs {theirs}", file=sys.stderr)
+            print(f"seed {seed}: {request['method']} {request['url']} {request['headers']}\n  ours   {ours}\n  theirs {theirs}", file=sys.stderr)
     print(f"{count} requests, {wrong} signed in another way than by botocore")
     return 1 if wrong else 0
 

@@ -69,7 +69,7 @@ class Round {
     }
   }
   // `before`: what was there.
-  std::string judged(bool is_done, const Bytes& wanted, const std::optional<Bytes>& before) const {
+  std::string checked(bool is_done, const Bytes& wanted, const std::optional<Bytes>& before) const {
     const std::optional<Bytes> found = there();
     if (found == wanted) return {};
     if (is_done) return found ? "done, and other bytes are there" : "done, and nothing is there";
@@ -85,7 +85,7 @@ class Round {
       sink->write_at(0, bytes);
       sink->commit();
     });
-    return judged(is_done, bytes, before);
+    return checked(is_done, bytes, before);
   }
   std::string replaced(bool& is_done) {
     put(*direct_, name_, drawn(random_() % 3000), IfExists::replace);
@@ -100,7 +100,7 @@ class Round {
       how = proxied_->copy({*from, name_, if_exists, [](std::uint64_t) {}});
     });
     is_done = is_done && how != StoreCopied::cannot;  // a HEAD has told a smaller size
-    return judged(is_done, bytes, std::nullopt);
+    return checked(is_done, bytes, std::nullopt);
   }
   std::string saved(bool& is_done) {
     std::vector<float> values(500 + random_() % 500);

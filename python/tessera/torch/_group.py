@@ -73,17 +73,17 @@ def agree(group: Group | None, error: BaseException | None, answer: Any = None) 
         raise error_of_ranks({0: error}) from error
     mine = error if error is None or isinstance(error, Error) else error_of_ranks({group.rank: error})
     try:
-        told = group.all_gather((mine, answer))
+        answers = group.all_gather((mine, answer))
     except Exception as lost:  # torch's, for a rank that is gone
         if error is not None and not isinstance(error, Exception):  # Ctrl-C
             raise error from lost
         raise PeerFailedError(f"peer_failed: {lost}") from error or lost
-    failures = {rank: failure for rank, (failure, _) in enumerate(told) if failure is not None}
+    failures = {rank: failure for rank, (failure, _) in enumerate(answers) if failure is not None}
     if error is not None and not isinstance(error, Exception):  # Ctrl-C
         raise error
     if failures:
         raise error_of_ranks(failures, group.size) from error
-    return [answer for _, answer in told]
+    return [answer for _, answer in answers]
 
 
 def error_of_ranks(failures: Mapping[int, BaseException], ranks: int = 1) -> Error:

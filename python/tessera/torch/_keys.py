@@ -47,12 +47,12 @@ class Keys:
     def of_all(self, group: Group | None) -> IncompatibleKeys:
         """What all ranks see together. Collective; names travel only where ranks differ."""
         found, missing, unexpected = self._found, self._missing, self._unexpected(self._found)
-        told = agree(group, None, (_digest(found), _digest((missing, unexpected))))
-        if group is not None and any(names != told[0][0] for names, _ in told):
+        digests = agree(group, None, (_digest(found), _digest((missing, unexpected))))
+        if group is not None and any(names != digests[0][0] for names, _ in digests):
             # Ranks that see different checkpoints have no list of keys in common: rank 0's counts.
             found = agree(group, None, found if group.rank == 0 else None)[0]
             unexpected = self._unexpected(found)
-        if any(one != told[0] for one in told):
+        if any(one != digests[0] for one in digests):
             # A bit for each key, since ranks with different layers would send nearly all names.
             kept = agree(group, None, (missing, zlib.compress(bytes(unexpected))))
             missing = sorted({name for theirs, _ in kept for name in theirs})

@@ -97,8 +97,8 @@ def _load_here(
     except BaseException as error:
         failure = error
     takers = [key for key in states if isinstance(state_dict[key], Stateful)]
-    told = agree(group, failure, (filling is not None, bool(takers)))
-    if not all(fills for fills, _ in told):
+    answers = agree(group, failure, (filling is not None, bool(takers)))
+    if not all(fills for fills, _ in answers):
         return None
     assert filling is not None
     try:
@@ -108,7 +108,7 @@ def _load_here(
     agree(group, failure)
     for key in (key for key in states if key not in takers):
         state_dict[key] = states[key]
-    if any(takes for _, takes in told):
+    if any(takes for _, takes in answers):
         try:
             for key in takers:
                 state_dict[key].load_state_dict(states[key])

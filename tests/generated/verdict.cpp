@@ -52,7 +52,7 @@ double largest_loss(const std::vector<PhaseResult>& phases) {
   return largest;
 }
 
-Verdict judge_alike(const std::vector<Outcome>& outcomes) {
+Verdict verdict_if_alike(const std::vector<Outcome>& outcomes) {
   if (std::ranges::all_of(outcomes, is_refused)) return {{}, "refused"};
   // What one rank saw is the cause of what others say of it.
   for (const auto kind : {Kind::differs, Kind::other_exception, Kind::failed_as_meant}) {
@@ -69,7 +69,7 @@ Verdict judge_alike(const std::vector<Outcome>& outcomes) {
   return {lost, {}};
 }
 
-Verdict judge_odd(const Case& drawn, const std::vector<Outcome>& outcomes) {
+Verdict verdict_if_odd(const Case& drawn, const std::vector<Outcome>& outcomes) {
   if (auto text = first_of(outcomes, Kind::differs); !text.empty())
     return {"other numbers instead of an error: " + text, {}};
   const auto finished = std::ranges::count(outcomes, Kind::finished, &Outcome::kind);
@@ -78,7 +78,8 @@ Verdict judge_odd(const Case& drawn, const std::vector<Outcome>& outcomes) {
     const auto& [kind, text] = outcomes[rank];
     const bool is_odd = static_cast<int>(rank) == drawn.odd_rank;
     if (kind == Kind::finished)
-      return {"rank " + std::to_string(rank) + " finished: " + judge_alike(outcomes).failure, {}};
+      return {"rank " + std::to_string(rank) + " finished: " + verdict_if_alike(outcomes).failure,
+              {}};
     if (kind == Kind::other_exception) return {"no Error: " + at_rank(rank, text), {}};
     if (!is_odd && kind != Kind::error) return {"no Error: " + at_rank(rank, text), {}};
     if (kind == Kind::error && !names_cause(text))
@@ -126,7 +127,7 @@ template <typename Run>
 bool is_rounding(const Case& drawn, const Run& run) {
   constexpr double kExploded = 1000;
   const auto holds = [&](const Case& other, const char* name) {
-    return judge_alike(run(other, name)).failure.empty();
+    return verdict_if_alike(run(other, name)).failure.empty();
   };
   if (drawn.autocast || std::ranges::any_of(drawn.blocks, has_complex)) return is_unstable(drawn);
   auto rough = drawn, exact = drawn;
@@ -142,7 +143,7 @@ bool is_rounding(const Case& drawn, const Run& run) {
 
 }  // namespace
 
-Verdict judge(const Case& drawn, const std::string& directory) {
+Verdict verdict_of(const Case& drawn, const std::string& directory) {
   constexpr auto kLimit = std::chrono::seconds(20);
   at::set_num_threads(1);
   const auto begin = std::chrono::steady_clock::now();
@@ -153,11 +154,12 @@ Verdict judge(const Case& drawn, const std::string& directory) {
   const auto outcomes = run(drawn, "drawn");
   if (drawn.odd == Odd::nothing) {
     const bool differs = !first_of(outcomes, Kind::differs).empty();
-    return differs && is_rounding(drawn, run) ? Verdict{{}, "rounding"} : judge_alike(outcomes);
+    return differs && is_rounding(drawn, run) ? Verdict{{}, "rounding"}
+                                              : verdict_if_alike(outcomes);
   }
   if (std::chrono::steady_clock::now() - begin > kLimit)
     return {"took longer than " + std::to_string(kLimit.count()) + " s", {}};
-  return judge_odd(drawn, outcomes);
+  return verdict_if_odd(drawn, outcomes);
 }
 
 }  // namespace tessera::generated
