@@ -11,7 +11,7 @@ A line is `| F1 | what | state | test or reason |`. The states are
 Comments in src/, those of tests apart, cite a row with its page, as in (fsdp-rows K9) or (checkpoint-rows P-10, P-11):
 different specifications use the same names.
 
-The specifications are not in the repository. docs/rows/ has the names of their rows, as
+The specifications are not in the repository. SPECS has the names of their rows, as
 `check_rows.py --extract SPEC.md` prints them. Prints one line per violation; the exit code is then 1.
 """
 
@@ -24,17 +24,36 @@ import check_hostile
 import tree
 
 # sections: of the specification, those that count. errors: the section in which each message is a row, X1, X2, ...
-# tables: for a table whose rows have no names, by its first header, what their names begin with. others: what the names of
-# rows begin with that the page has in tables of another form, because comments cite them. renamed: what names begin with
-# there and here, where another specification has the same. found: rows that were found since.
-Spec = collections.namedtuple("Spec", "page sections errors tables others renamed found", defaults=[(), {}, ()])
+# tables: for a table whose rows have no names, by its first header, what their names begin with. rows: all names. others:
+# what the names of rows begin with that the page has in tables of another form, because comments cite them. renamed: what
+# names begin with there and here, where another specification has the same. found: rows that were found since.
+Spec = collections.namedtuple("Spec", "page sections errors tables rows others renamed found", defaults=["", (), {}, ()])
 SPECS = {
-    "fsdp-runtime": Spec("docs/fsdp-rows.md", ["1", "2", "3", "4", "5", "6", "7", "9"], "7",
-                         {"Type": "SDT", "API": "OSA"}),
-    "optimizer-state": Spec("docs/optimizer-rows.md", ["1", "4", "7", "8", "11"], "", {}),
-    "checkpoints": Spec("docs/checkpoint-rows.md", ["1", "3", "6"], "", {}, others=("F-",), renamed={"Q-": "OQ-"},
-                        found=("OQ-15", "OQ-16")),
-    "reliability": Spec("docs/fault-rows.md", ["4"], "", {}),
+    "fsdp-runtime": Spec(
+        "docs/fsdp-rows.md", ["1", "2", "3", "4", "5", "6", "7", "9"], "7", {"Type": "SDT", "API": "OSA"},
+        rows=("E1 to E9, K1 to K12, O1 to O19, C1 to C16, M1 to M29, L1 to L21, L30 to L36, L40 to L48, "
+              "L50 to L60, L70 to L75, PF1 to PF8, RL1 to RL5, NS1 to NS8, MP1 to MP10, CO1 to CO10, "
+              "HY1 to HY9, GD1 to GD4, CH1 to CH5, EO1 to EO6, SF1 to SF10, SDT-full-save, "
+              "SDT-full-load, SDT-local-save, SDT-local-load, SDT-sharded-save, SDT-sharded-load, "
+              "SDT-no-shard, SD1 to SD9, OSA-full-optim-state-dict, OSA-sharded-optim-state-dict, "
+              "OSA-shard-full-optim-state-dict, OSA-flatten-sharded-optim-state-dict, "
+              "OSA-scatter-full-optim-state-dict, OSA-rekey-optim-state-dict, OSA-optim-state-dict, OS1 "
+              "to OS9, CG1 to CG9, IG1 to IG6, NM1 to NM5, 6.16, UO1 to UO11, FH1 to FH8, WP1 to WP8, "
+              "6.20, 6.21, X1 to X74, F1 to F8, F20 to F43, P1 to P11, R1 to R9, 9.4, 9.5")),
+    "optimizer-state": Spec(
+        "docs/optimizer-rows.md", ["1", "4", "7", "8", "11"], "", {},
+        rows=("R-01 to R-07, 1.2, 1.3, R-10 to R-17, R-39, R-19 to R-22, R-24 to R-29, R-40, R-30 to "
+              "R-32, R-18, R-33 to R-36, R-23, R-37 to R-38, E-01 to E-05, E-05b, E-06, E-08 to E-09, "
+              "E-10a, E-10b, E-10c, E-10d, E-10e, E-11, E-14 to E-18, E-20, E-22 to E-33, Q-01 to Q-27, "
+              "T-01 to T-24")),
+    "checkpoints": Spec(
+        "docs/checkpoint-rows.md", ["1", "3", "6"], "", {},
+        rows=("O-01 to O-23, O-30 to O-33, O-40 to O-43, O-50 to O-51, O-60 to O-64, O-70 to O-77, O-80 "
+              "to O-81, P-01 to P-06, P-10 to P-36, OQ-01 to OQ-16"),
+        others=("F-",), renamed={"Q-": "OQ-"}, found=("OQ-15", "OQ-16")),
+    "reliability": Spec(
+        "docs/fault-rows.md", ["4"], "", {},
+        rows="F01 to F34, R01 to R20, O01 to O30, C01 to C14, Q01 to Q08"),
 }
 
 STATES = ["test", "device", "none", "open"]
@@ -56,7 +75,35 @@ CITED_BARE = re.compile(rf"\bspec {ROW}|\({ROWS}[):;,.]")
 HEADING = re.compile(r"##+ ((\d+)(?:\.\d+)?)")
 IN_CELL = re.compile(r"\| *([A-Z]{1,3}-?\d+[a-z]?)\b")
 IN_PROSE = re.compile(r"(?:\*\*|- )?(([A-Z]{1,3}-?)(\d+)[a-z]?)[ .]")
+NUMBERED = re.compile(r"([A-Z]{1,3}-?)(\d+)")
 STEP = re.compile(r"(\d) \w")
+
+
+def spelled_out(ranges):
+    """All rows of "E1 to E9, 6.16"."""
+    found = []
+    for part in ranges.split(", ") if ranges else []:
+        first, _, last = part.partition(" to ")
+        letters, digits = re.fullmatch(r"(.*?)(\d*)", first).groups()
+        numbers = range(int(digits), int(last[len(letters):]) + 1) if last else []
+        found += [f"{letters}{number:0{len(digits)}}" for number in numbers] or [first]
+    return found
+
+
+def ranges_of(rows):
+    """What spelled_out spells out."""
+    runs = []
+    for row in rows:
+        if runs and NUMBERED.fullmatch(row) and NUMBERED.fullmatch(runs[-1][0]) and row == following(runs[-1][-1]):
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def following(row):
+    letters, digits = NUMBERED.fullmatch(row).groups()
+    return f"{letters}{int(digits) + 1:0{len(digits)}}"
 
 
 def rows_in_table(line, header, tables):
@@ -162,12 +209,8 @@ def check_page(root, spec, ids, tests):
 
 def rows_named_in(text):
     """All rows of "P-10, P-11" or "O-70 to O-72", those between the two ends included."""
-    found = re.findall(ROW, text)
-    for first, last in re.findall(rf"({ROW}) to ({ROW})", text):
-        letters, digits = re.match(r"([A-Z]+-?)(\d+)", first).groups()
-        end = int(re.search(r"\d+", last)[0])
-        found += [f"{letters}{number:0{len(digits)}}" for number in range(int(digits) + 1, end)]
-    return found
+    between = [spelled_out(ends)[1:-1] for ends in re.findall(rf"{ROW} to {ROW}", text)]
+    return re.findall(ROW, text) + sum(between, [])
 
 
 def citation_violations(root):
@@ -191,12 +234,13 @@ def citation_violations(root):
     return found
 
 
-def violations(root):
+def violations(root, specs=SPECS):
     tests, found, states = tests_of(root), [], collections.Counter()
-    for name, spec in SPECS.items():
-        ids = f"docs/rows/{name}.ids"
-        absent = [f"{file}: there is no such file" for file in (ids, spec.page) if not (root / file).is_file()]
-        wrong, counts = (absent, {}) if absent else check_page(root, spec, tree.read(root, ids).split(), tests)
+    for spec in specs.values():
+        if not (root / spec.page).is_file():
+            found.append(f"{spec.page}: there is no such file")
+            continue
+        wrong, counts = check_page(root, spec, spelled_out(spec.rows), tests)
         found += wrong
         states.update(counts)
     return found + citation_violations(root), states
@@ -205,7 +249,7 @@ def violations(root):
 def main():
     if len(sys.argv) == 3 and sys.argv[1] == "--extract":
         path = pathlib.Path(sys.argv[2])
-        print("\n".join(extract(SPECS[path.stem], path.read_text(encoding="utf-8"))))
+        print(ranges_of(extract(SPECS[path.stem], path.read_text(encoding="utf-8"))))
         return 0
     found, n = violations(tree.ROOT)
     for line in found:
