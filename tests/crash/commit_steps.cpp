@@ -8,7 +8,6 @@
 // commits nothing when it runs again. Prints a line for each step that goes wrong and a summary;
 // exits with 1 when one did.
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/tree_group.h"
 #include "layout/boxes.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
@@ -112,12 +110,7 @@ Said outcome_of(const std::string& text, const std::string& directory, int rank)
   return Said::unknown;
 }
 
-int take_part(testing::Star& star, const std::string& directory, int rank) {
-  auto wires = star.wires_of(rank);
-  const auto silence = fatal_signal == SIGSTOP ? kSilenceOfStopped : kSilence;
-  const auto group = make_tree_group(rank, kRanks, {.silence = silence}, kLimit, [&](int peer) {
-    return std::move(wires[static_cast<std::size_t>(peer)]);
-  });
+int take_part(Group& group, const std::string& directory, int rank) {
   std::shared_ptr<Store> store = posix_store(directory);
   if (rank == 0) store = std::make_shared<testing::SteppingStore>(store);
   armed = rank == 0;
@@ -128,7 +121,7 @@ int take_part(testing::Star& star, const std::string& directory, int rank) {
   };
   std::vector<float> memory;
   try {
-    save(tree_of(rank, kRanks, 2, memory), store, options, *group);
+    save(tree_of(rank, kRanks, 2, memory), store, options, group);
     if (rank == 0) count_step("end", "");
     board->said[rank] = Said::saved;
   } catch (const Error& error) {
@@ -207,22 +200,12 @@ std::string carry_out(const Run& run) {
   *board = {};
   fatal_step = run.fatal_step;
   fatal_signal = run.signal;
-  testing::Star star(kRanks);
-  auto children =
-      testing::fork_ranks(kRanks, [&](int rank) { return take_part(star, run.directory, rank); });
-  (void)star.wires_of(-1);
-  fatal_step = 0;
-  const auto end = Clock::now() + kLimit;
   const bool is_stopped = run.signal == SIGSTOP;
-  testing::wait_for(children, {.end = end, .without = is_stopped ? 0 : -1});
-  if (is_stopped) {
-    ::kill(children[0].process, SIGCONT);
-    testing::wait_for(children, {.end = end});
-  }
-  const std::string wrong = testing::end_all(children, [&](int rank, int status) {
-    const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    return status == 0 || (rank == 0 && !is_stopped && is_killed);
-  });
+  auto children = testing::fork_group(
+      kRanks, {.silence = is_stopped ? kSilenceOfStopped : kSilence}, kLimit,
+      [&](Group& group, int rank) { return take_part(group, run.directory, rank); });
+  fatal_step = 0;
+  const std::string wrong = testing::end_with_fatal(children, 0, is_stopped, Clock::now() + kLimit);
   return wrong.empty() ? check_outcome(run) : wrong;
 }
 

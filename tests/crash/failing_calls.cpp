@@ -24,10 +24,8 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "comm/tree_group.h"
 #include "failing_rows.h"
 #include "five_kinds.h"
 #include "injected_calls.h"
@@ -149,12 +147,7 @@ bool is_stopped(const Case& one) {
   return one.row->injection.action == testing::stop;
 }
 
-int take_part(testing::Star& star, const Case& one, int rank) {
-  auto wires = star.wires_of(rank);
-  const auto silence = is_stopped(one) ? kSilenceOfStopped : kSilence;
-  const auto group = make_tree_group(rank, kRanks, {.silence = silence}, kLimit, [&](int peer) {
-    return std::move(wires[static_cast<std::size_t>(peer)]);
-  });
+int take_part(Group& group, const Case& one, int rank) {
   const SaveOptions options = testing::options_for_kind(one.kind, one.replaces);
   const Value tree = testing::training_state(rank, kRanks, 2);
   const std::string commit_path = one.kind == CheckpointKind::dcp ? target + "/.metadata" : target;
@@ -163,7 +156,7 @@ int take_part(testing::Star& star, const Case& one, int rank) {
   injector.on_commit = [] { board->committed = true; };
   testing::arm(injector);
   try {
-    save(tree, target, options, *group);
+    save(tree, target, options, group);
     injector = testing::disarm();
     board->saved[rank] = true;
   } catch (const std::exception& error) {
@@ -288,9 +281,10 @@ void prepare(const Case& one) {
 std::string carry_out(const Case& one, std::size_t files) {
   prepare(one);
   const std::set<std::string> before = files_below(parent);
-  testing::Star star(kRanks);
-  auto children = testing::fork_ranks(kRanks, [&](int rank) { return take_part(star, one, rank); });
-  (void)star.wires_of(-1);
+  const auto silence = is_stopped(one) ? kSilenceOfStopped : kSilence;
+  auto children =
+      testing::fork_group(kRanks, {.silence = silence}, kLimit,
+                          [&](Group& group, int rank) { return take_part(group, one, rank); });
   const auto end = Clock::now() + kLimit;
   testing::wait_for(children, {.end = end, .without = is_stopped(one) ? one.victim : -1});
   std::string wrong;

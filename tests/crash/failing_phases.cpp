@@ -7,7 +7,6 @@
 // works and leaves nothing of this one (R10). Prints a line for each run that goes wrong and one
 // for each kind; exits with 1 when one did.
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,10 +17,8 @@
 #include <filesystem>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "comm/tree_group.h"
 #include "five_kinds.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
@@ -65,12 +62,7 @@ bool is_committed_before(const Run& run) {
   return std::strcmp(run.phase, "commit") == 0 || std::strcmp(run.phase, "all") == 0;
 }
 
-int take_part(testing::Star& star, const Run& run, int rank) {
-  auto wires = star.wires_of(rank);
-  const auto silence = run.signal == SIGKILL ? kSilence : kSilenceOfStopped;
-  const auto group = make_tree_group(rank, run.ranks, {.silence = silence}, kLimit, [&](int peer) {
-    return std::move(wires[static_cast<std::size_t>(peer)]);
-  });
+int take_part(Group& group, const Run& run, int rank) {
   SaveOptions options = testing::options_for_kind(run.kind, true);
   bool is_reached = false;
   const auto reach = [&](std::string_view phase) {
@@ -81,9 +73,9 @@ int take_part(testing::Star& star, const Run& run, int rank) {
   options.events = [&](const Event& event) { reach(event.phase); };
   options.progress = [&](const Progress&) { reach("writing"); };
   try {
-    save(testing::training_state(rank, run.ranks, 2), target, options, *group);
+    save(testing::training_state(rank, run.ranks, 2), target, options, group);
     board->saved[rank] = true;
-    group->barrier();  // whoever is lost behind the save is missed here
+    group.barrier();  // whoever is lost behind the save is missed here
   } catch (const std::exception& error) {
     std::snprintf(board->error[rank], sizeof board->error[rank], "%s", error.what());
     const std::string text = error.what(), begin = "whether save ";
@@ -125,25 +117,18 @@ std::string carry_out(const Run& run) {
   fs::remove_all(target);
   save(testing::training_state(0, 1, 1), target, testing::options_for_kind(run.kind, true));
   std::memset(static_cast<void*>(board), 0, sizeof *board);
-  testing::Star star(run.ranks);
+  const auto silence = run.signal == SIGKILL ? kSilence : kSilenceOfStopped;
   auto children =
-      testing::fork_ranks(run.ranks, [&](int rank) { return take_part(star, run, rank); });
-  (void)star.wires_of(-1);
-  const auto end = Clock::now() + kLimit;
-  const bool is_stopped = run.signal == SIGSTOP;
-  testing::wait_for(children, {.end = end, .without = is_stopped ? run.victim : -1});
+      testing::fork_group(run.ranks, {.silence = silence}, kLimit,
+                          [&](Group& group, int rank) { return take_part(group, run, rank); });
   std::string wrong;
-  for (int rank = 0; rank < run.ranks; ++rank)
-    if (rank != run.victim) wrong += check_rank(run, rank);
-  if (is_stopped) {
-    ::kill(children[static_cast<std::size_t>(run.victim)].process, SIGCONT);
-    testing::wait_for(children, {.end = end});
-  }
-  wrong += testing::end_all(children, [&](int rank, int status) {
-    const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    return status == 0 || (rank == run.victim && !is_stopped && is_killed);
-  });
-  return wrong + check_directory(run);
+  const auto check_others = [&] {
+    for (int rank = 0; rank < run.ranks; ++rank)
+      if (rank != run.victim) wrong += check_rank(run, rank);
+  };
+  const auto ended = testing::end_with_fatal(children, run.victim, run.signal == SIGSTOP,
+                                             Clock::now() + kLimit, check_others);
+  return wrong + ended + check_directory(run);
 }
 
 std::vector<Run> runs_of(CheckpointKind kind, int signal) {

@@ -19,9 +19,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
-#include <utility>
 
-#include "comm/tree_group.h"
 #include "five_kinds.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
@@ -71,16 +69,12 @@ void save_as(const Run& run, const std::string& name, int step, Group& group) {
   save(tree, run.url + "/" + name, options_of(run), group);
 }
 
-int save_without_end(testing::Star& star, const Run& run, int rank) {
-  auto wires = star.wires_of(rank);
-  const auto group = make_tree_group(rank, kRanks, {.silence = kSilence}, kLimit, [&](int peer) {
-    return std::move(wires[static_cast<std::size_t>(peer)]);
-  });
+int save_without_end(Group& group, const Run& run, int rank) {
   try {
     for (int step = 1;; ++step) {
       if (rank == 0) board->begun = step;
-      save_as(run, "same", step, *group);
-      save_as(run, "step" + std::to_string(step), step, *group);
+      save_as(run, "same", step, group);
+      save_as(run, "step" + std::to_string(step), step, group);
       if (rank == 0) board->saved = step;
     }
   } catch (const Error&) {
@@ -139,10 +133,9 @@ std::string checked_apart(const Run& run) {
 testing::Outcome carry_out(const Run& run, const testing::Below& below) {
   board->saved = 0;
   board->begun = 0;
-  testing::Star star(kRanks);
-  auto ranks =
-      testing::fork_ranks(kRanks, [&](int rank) { return save_without_end(star, run, rank); });
-  (void)star.wires_of(-1);
+  auto ranks = testing::fork_group(
+      kRanks, {.silence = kSilence}, kLimit,
+      [&](Group& group, int rank) { return save_without_end(group, run, rank); });
   const auto end = Clock::now() + kLimit;
   while (board->saved == 0 && Clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -20,10 +20,8 @@
 #include <filesystem>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "comm/tree_group.h"
 #include "five_kinds.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
@@ -82,16 +80,12 @@ void save_and_copy(const Run& run, const std::string& name, int rank, int step, 
   upload(path, copy, {.overwrite = true, .threads = 1}, group);
 }
 
-int save_without_end(testing::Star& star, const Run& run, int rank) {
-  auto wires = star.wires_of(rank);
-  const auto group = make_tree_group(rank, run.ranks, {.silence = kSilence}, kLimit, [&](int peer) {
-    return std::move(wires[static_cast<std::size_t>(peer)]);
-  });
+int save_without_end(Group& group, const Run& run, int rank) {
   try {
     for (int step = 1;; ++step) {
       if (rank == 0) board->begun = step;
-      save_and_copy(run, "same", rank, step, *group);
-      save_and_copy(run, "step" + std::to_string(step), rank, step, *group);
+      save_and_copy(run, "same", rank, step, group);
+      save_and_copy(run, "step" + std::to_string(step), rank, step, group);
       if (rank == 0) board->saved = step;
     }
   } catch (const Error&) {
@@ -183,10 +177,9 @@ testing::Outcome carry_out(const Run& run, const testing::Below& below) {
   fs::create_directories(run.directory);
   board->saved = 0;
   board->begun = 0;
-  testing::Star star(run.ranks);
-  auto children =
-      testing::fork_ranks(run.ranks, [&](int rank) { return save_without_end(star, run, rank); });
-  (void)star.wires_of(-1);
+  auto children = testing::fork_group(
+      run.ranks, {.silence = kSilence}, kLimit,
+      [&](Group& group, int rank) { return save_without_end(group, run, rank); });
   const Draw draw{static_cast<How>(below(3)), below(run.ranks), below(400)};
   const auto end = Clock::now() + kLimit;
   while (board->saved == 0 && Clock::now() < end)

@@ -6,7 +6,6 @@
 // of one save, and refuse what is not; and the next save makes both new and leaves nothing beside
 // them. Prints a line for each step that goes wrong and a summary; exits with 1 when one did.
 #include <signal.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,10 +17,8 @@
 #include <map>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "comm/tree_group.h"
 #include "five_kinds.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
@@ -160,11 +157,7 @@ std::string check_outcome(const Run& run, const std::string& directory) {
   return wrong;
 }
 
-int take_part(testing::Star& star, const Run& run, const std::string& directory, int rank) {
-  auto wires = star.wires_of(rank);
-  const auto group = make_tree_group(rank, kRanks, {}, kLimit, [&](int peer) {
-    return std::move(wires[static_cast<std::size_t>(peer)]);
-  });
+int take_part(Group& group, const Run& run, const std::string& directory, int rank) {
   Board& board = run.board();
   if (rank == run.fatal_rank) {
     testing::on_step() = [&](const char* call, std::string_view name) {
@@ -175,7 +168,7 @@ int take_part(testing::Star& star, const Run& run, const std::string& directory,
     };
   }
   try {
-    save_there(directory, run.kind, 2, *group);
+    save_there(directory, run.kind, 2, group);
     board.said[rank] = Said::saved;
   } catch (const Error&) {
     board.said[rank] = Said::failed;
@@ -186,15 +179,11 @@ int take_part(testing::Star& star, const Run& run, const std::string& directory,
 std::string carry_out(const Run& run) {
   const std::string directory = root + "/run" + std::to_string(run.number);
   fs::copy(made(run.kind, 1), directory, fs::copy_options::recursive);
-  testing::Star star(kRanks);
-  auto children =
-      testing::fork_ranks(kRanks, [&](int rank) { return take_part(star, run, directory, rank); });
-  (void)star.wires_of(-1);
-  testing::wait_for(children, {.end = Clock::now() + kLimit});
-  std::string wrong = testing::end_all(children, [&](int rank, int status) {
-    const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    return status == 0 || (rank == run.fatal_rank && is_killed);
+  auto children = testing::fork_group(kRanks, {}, kLimit, [&](Group& group, int rank) {
+    return take_part(group, run, directory, rank);
   });
+  std::string wrong =
+      testing::end_with_fatal(children, run.fatal_rank, false, Clock::now() + kLimit);
   if (!wrong.empty()) return wrong;
   try {
     wrong = check_outcome(run, directory);

@@ -6,14 +6,19 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "base/process.h"
 #include "comm/edge.h"
+#include "comm/tree_group.h"
+#include "multirank/forked_ranks.h"
+#include "tessera/comm.h"
 #include "tessera/error.h"
 
 namespace tessera::testing {
@@ -61,7 +66,7 @@ class Star {
     }
   }
 
-  // In a rank's process; closes all others.
+  // In a rank's process; closes the others.
   [[nodiscard]] std::vector<std::unique_ptr<Wire>> wires_of(int rank) {
     std::vector<std::unique_ptr<Wire>> wires(pairs_.size() + 1);  // by peer
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
@@ -77,5 +82,19 @@ class Star {
  private:
   std::vector<std::array<Fd, 2>> pairs_;
 };
+
+// Rank r of `ranks` is a process that ends with `body(group, r)`; `group` is that of all ranks.
+inline std::vector<Child> fork_group(int ranks, const TreeOptions& options,
+                                     std::chrono::milliseconds deadline,
+                                     const std::function<int(Group& group, int rank)>& body) {
+  Star star(ranks);
+  return fork_ranks(ranks, [&](int rank) {
+    auto wires = star.wires_of(rank);
+    const auto group = make_tree_group(rank, ranks, options, deadline, [&](int peer) {
+      return std::move(wires[static_cast<std::size_t>(peer)]);
+    });
+    return body(*group, rank);
+  });
+}
 
 }  // namespace tessera::testing

@@ -7,7 +7,6 @@
 // the next upload leaves nothing but what it has copied. Prints a line for each step that goes
 // wrong and a summary; exits with 1 when one did.
 #include <signal.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/tree_group.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
 #include "stepping_store.h"
@@ -126,19 +124,14 @@ void take_steps(const Run& run) {
   };
 }
 
-int take_part(testing::Star& star, const Run& run, const std::string& target, int rank) {
-  auto wires = star.wires_of(rank);
-  const auto silence = run.signal == SIGSTOP ? kSilenceOfStopped : kSilence;
-  const auto group = make_tree_group(rank, kRanks, {.silence = silence}, kLimit, [&](int peer) {
-    return std::move(wires[static_cast<std::size_t>(peer)]);
-  });
+int take_part(Group& group, const Run& run, const std::string& target, int rank) {
   std::shared_ptr<Store> store = posix_store(target);
   if (rank == run.fatal_rank) {
     store = std::make_shared<testing::SteppingStore>(store);
     take_steps(run);
   }
   try {
-    upload(source_of(run.kind, 2), store, {.overwrite = run.replaces, .threads = 1}, *group);
+    upload(source_of(run.kind, 2), store, {.overwrite = run.replaces, .threads = 1}, group);
     board->said[rank] = Said::uploaded;
   } catch (const Error& error) {
     board->said[rank] = Said::failed;
@@ -177,21 +170,12 @@ std::string carry_out(const Run& run) {
   fs::remove_all(target);
   if (run.replaces) (void)upload(source_of(run.kind, 1), target);
   board = new (board) Board;
-  testing::Star star(kRanks);
-  auto children =
-      testing::fork_ranks(kRanks, [&](int rank) { return take_part(star, run, target, rank); });
-  (void)star.wires_of(-1);
-  const auto end = Clock::now() + kLimit;
   const bool is_stopped = run.signal == SIGSTOP;
-  testing::wait_for(children, {.end = end, .without = is_stopped ? run.fatal_rank : -1});
-  if (is_stopped) {
-    ::kill(children[static_cast<std::size_t>(run.fatal_rank)].process, SIGCONT);
-    testing::wait_for(children, {.end = end});
-  }
-  const std::string wrong = testing::end_all(children, [&](int rank, int status) {
-    const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    return status == 0 || (rank == run.fatal_rank && !is_stopped && is_killed);
-  });
+  auto children = testing::fork_group(
+      kRanks, {.silence = is_stopped ? kSilenceOfStopped : kSilence}, kLimit,
+      [&](Group& group, int rank) { return take_part(group, run, target, rank); });
+  const std::string wrong =
+      testing::end_with_fatal(children, run.fatal_rank, is_stopped, Clock::now() + kLimit);
   return wrong.empty() ? check_outcome(run, target) : wrong;
 }
 

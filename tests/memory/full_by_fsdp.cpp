@@ -6,20 +6,19 @@
 // most are frozen, the rest have moments of AdamW. Prints what the ranks took at most; exits with 1
 // if one failed.
 #include <malloc.h>
-#include <sys/resource.h>
 #include <torch/torch.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "limit.h"
 #include "multirank/forked_ranks.h"
 #include "tessera/checkpointer.h"
 #include "tessera/deferred_init.h"
@@ -67,21 +66,8 @@ struct NetImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Net);
 
-std::uint64_t status_kib(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1));
-  return 0;
-}
-
 double mib(std::uint64_t kib) {
   return static_cast<double>(kib) / 1024;
-}
-
-void limit_memory() {
-  const std::uint64_t bytes = (status_kib("VmData") << 10) + kShards + kMore;
-  const rlimit limit{bytes, bytes};
-  if (::setrlimit(RLIMIT_DATA, &limit) != 0) throw Error(ErrorCode::io, "no limit");
 }
 
 // The whole model does not fit.
@@ -146,10 +132,10 @@ int take_part(const std::string& directory, int rank, int port) {
     options.device = torch::kCPU;
     const Mesh mesh = Mesh::from_environment(options);
     Checkpointer checkpointer(CheckpointerKind::full, mesh.checkpoint_group());
-    const std::uint64_t rest = status_kib("VmHWM"), own = status_kib("RssAnon");
-    limit_memory();
+    const std::uint64_t rest = testing::status_kib("VmHWM"), own = testing::status_kib("RssAnon");
+    testing::limit_memory(kShards + kMore);
     const double saved = save_one(mesh, checkpointer, directory + "/step1");
-    const std::uint64_t after_save = status_kib("VmHWM");
+    const std::uint64_t after_save = testing::status_kib("VmHWM");
     const double restored = restore_one(mesh, checkpointer, directory + "/step1");
     if (saved != restored) throw Error(ErrorCode::corrupt, "another model");
     require_limit();
@@ -157,8 +143,8 @@ int take_part(const std::string& directory, int rank, int port) {
         "rank %d: at rest %.0f MiB, %.0f of them its own; at most %.0f while it saved, %.0f in "
         "all. "
         "Its shards have %.0f, the parameters %.0f\n",
-        rank, mib(rest), mib(own), mib(after_save), mib(status_kib("VmHWM")), mib(kShards >> 10),
-        mib(kParameters >> 10));
+        rank, mib(rest), mib(own), mib(after_save), mib(testing::status_kib("VmHWM")),
+        mib(kShards >> 10), mib(kParameters >> 10));
   } catch (const std::exception& error) {
     const std::string text = error.what();
     std::printf("rank %d: %s\n", rank, text.substr(0, text.find('\n')).c_str());

@@ -3,23 +3,20 @@
 // Each rank is a process that may have, beside what it has at rest, its shards and 128 MiB more
 // (RLIMIT_DATA): less than the whole. Prints what the ranks took at most; exits with 1 if one
 // failed.
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/tree_group.h"
 #include "crash/socket_wire.h"
 #include "layout/boxes.h"
+#include "limit.h"
 #include "multirank/forked_ranks.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
@@ -34,19 +31,6 @@ constexpr std::int64_t kElements = 16 << 20;               // of each: 64 MiB
 constexpr std::uint64_t kMore = std::uint64_t{128} << 20;  // bytes
 constexpr std::uint64_t kShards = std::uint64_t{kTensors} * kElements * 4 / kRanks;
 static_assert(kShards + kMore < kShards * kRanks);
-
-std::uint64_t status_kib(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1));
-  return 0;
-}
-
-void limit_memory() {
-  const std::uint64_t bytes = (status_kib("VmData") << 10) + kShards + kMore;
-  const rlimit limit{bytes, bytes};
-  if (::setrlimit(RLIMIT_DATA, &limit) != 0) throw Error(ErrorCode::io, "no limit");
-}
 
 // Element i of tensor t.
 float element(int t, std::int64_t i) {
@@ -98,25 +82,21 @@ void require_elements(const Value& tree) {
   }
 }
 
-int take_part(testing::Star& star, const std::string& directory, int rank) {
-  auto wires = star.wires_of(rank);
-  const auto group = make_tree_group(rank, kRanks, {}, std::chrono::seconds(60), [&](int peer) {
-    return std::move(wires[static_cast<std::size_t>(peer)]);
-  });
+int take_part(Group& group, const std::string& directory, int rank) {
   try {
-    limit_memory();
+    testing::limit_memory(kShards + kMore);
     SaveOptions options;
     options.kind = CheckpointKind::olmo_full;
-    save(tree_of(rank, true), directory + "/step1", options, *group);
+    save(tree_of(rank, true), directory + "/step1", options, group);
     Value tree = tree_of(rank, false);
-    load(tree, directory + "/step1", *group);
+    load(tree, directory + "/step1", group);
     require_elements(tree);
   } catch (const std::exception& error) {
     std::printf("rank %d: %s\n", rank, error.what());
     std::fflush(stdout);
     return 1;
   }
-  const double mib = static_cast<double>(status_kib("VmHWM")) / 1024;
+  const double mib = static_cast<double>(testing::status_kib("VmHWM")) / 1024;
   std::printf("rank %d: at most %.0f MiB, its shards are %.0f, the model %.0f\n", rank, mib,
               static_cast<double>(kShards >> 20), static_cast<double>(kShards * kRanks >> 20));
   std::fflush(stdout);
@@ -130,10 +110,9 @@ int main(int argc, char** argv) {
   const std::string directory = argv[1];
   std::filesystem::remove_all(directory);
   std::filesystem::create_directories(directory);
-  testing::Star star(kRanks);
-  auto children =
-      testing::fork_ranks(kRanks, [&](int rank) { return take_part(star, directory, rank); });
-  (void)star.wires_of(-1);
+  auto children = testing::fork_group(
+      kRanks, {}, std::chrono::seconds(60),
+      [&](Group& group, int rank) { return take_part(group, directory, rank); });
   testing::wait_for(children, {.end = testing::Clock::now() + std::chrono::seconds(200)});
   const std::string wrong = testing::end_all(children, [](int, int status) { return status == 0; });
   std::filesystem::remove_all(directory);

@@ -119,6 +119,23 @@ inline std::string end_all(std::vector<Child>& children,
   return wrong;
 }
 
+// One of `children`, `fatal`, is killed or, if `is_stopped`, stops itself until all others are over
+// and `meanwhile` has looked at what they have left. Says what is wrong; empty: nothing.
+inline std::string end_with_fatal(
+    std::vector<Child>& children, int fatal, bool is_stopped, Clock::time_point end,
+    const std::function<void()>& meanwhile = [] {}) {
+  wait_for(children, {.end = end, .without = is_stopped ? fatal : -1});
+  meanwhile();
+  if (is_stopped) {
+    ::kill(children[static_cast<std::size_t>(fatal)].process, SIGCONT);
+    wait_for(children, {.end = end});
+  }
+  return end_all(children, [&](int rank, int status) {
+    const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    return status == 0 || (rank == fatal && !is_stopped && is_killed);
+  });
+}
+
 // Draws numbers below its argument.
 using Below = std::function<int(int count)>;
 
