@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/log.h"
+#include "base/testing.h"
 #include "checkpointer/testing.h"
 #include "conformance/errors.h"
 #include "conformance/temporary_directory.h"
@@ -76,18 +76,6 @@ struct Restore {
   }
 };
 
-std::vector<std::string> warnings_of(const std::function<void()>& work) {
-  std::mutex mutex;
-  std::vector<std::string> warnings;
-  set_log([&](LogLevel level, std::string_view message) {
-    const std::scoped_lock lock(mutex);
-    if (level == LogLevel::warning) warnings.emplace_back(message);
-  });
-  work();
-  set_log({});
-  return warnings;
-}
-
 TEST(TrainerState, IsTheRanksOwn_O51_O73) {
   for (const auto kind : {CheckpointerKind::local, CheckpointerKind::torch_new}) {
     const TemporaryDirectory directory;
@@ -104,7 +92,7 @@ TEST(TrainerState, OnOtherRanksIsRankZerosWithoutItsRandomState_O51) {
   const TemporaryDirectory directory;
   const auto path = copied_golden(directory, CheckpointerKind::local);
   add_trainer_files(path, 2);
-  const auto warnings = warnings_of([&] {
+  const auto warnings = testing::warnings_of([&] {
     run_mesh(3, [&](Mesh& mesh) {
       const auto state = Restore{CheckpointerKind::local, path}.run(mesh);
       EXPECT_EQ(state.at("rank").as_int(), 0);
@@ -149,7 +137,7 @@ TEST(TrainerState, OfFullHasRandomNumbersOfItsOwnOnEachRank_OQ15) {
   const auto path = copied_golden(directory, CheckpointerKind::full);
   const auto random = random_state(Value::dict({{"python", 1}}));
   save(Value::dict({{"global_step", 3}, {"rng", random}}), path + "/other.pt");  // as it once was
-  const auto warnings = warnings_of([&] {
+  const auto warnings = testing::warnings_of([&] {
     run_mesh(2, [&](Mesh& mesh) {
       const auto state = Restore{CheckpointerKind::full, path}.run(mesh);
       EXPECT_EQ(state.at("global_step").as_int(), 3);

@@ -18,14 +18,6 @@ namespace tessera::testing {
 inline constexpr Way kWays[] = {Way::whole,    Way::replicated, Way::rows,   Way::flat,
                                 Way::original, Way::mixed,      Way::aligned};
 
-// Other values than those of make_net.
-inline Net half_net(bool tied = false) {
-  auto net = make_net({.tied = tied});
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : net->parameters()) parameter.fill_(0.5);
-  return net;
-}
-
 struct Training {
   Net net;
   Optimizer optimizer;

@@ -4,13 +4,12 @@
 #include <torch/torch.h>
 
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "base/log.h"
+#include "base/testing.h"
 #include "fsdp/testing/counting_transport.h"
 #include "optim_state/testing.h"
 #include "tessera/error.h"
@@ -87,19 +86,6 @@ void collect_memory(const Value& tree, std::multiset<const void*>& found) {
         found.insert(piece.storage->data + piece.storage_offset * size);
     }
   }
-}
-
-// Warnings that `work` makes.
-std::string warnings_of(const std::function<void()>& work) {
-  static std::mutex mutex;
-  std::string said;
-  set_log([&](LogLevel level, std::string_view text) {
-    const std::lock_guard lock(mutex);
-    if (level == LogLevel::warning) said += std::string(text) + "\n";
-  });
-  work();
-  set_log({});
-  return said;
 }
 
 class OptimStateQuirks : public ::testing::TestWithParam<Way> {};
@@ -521,13 +507,13 @@ TEST(OptimStateWarnings, AreGivenForInputsAndForeignKeys_E30_T16) {
   run_mesh(1, [](Mesh& mesh) {
     auto [net, optimizer] = trained(Way::rows, mesh);
     const OptimInput input{local_tensors(sharded_parameters(net))};
-    EXPECT_THAT(
-        warnings_of([&] { (void)full_optim_state_dict(net, *optimizer, {.optim_input = input}); }),
-        HasSubstr("`optim_input` argument is deprecated"));
+    EXPECT_THAT(testing::warnings_of(
+                    [&] { (void)full_optim_state_dict(net, *optimizer, {.optim_input = input}); }),
+                ::testing::Contains(HasSubstr("`optim_input` argument is deprecated")));
     const auto own = with_key(optimizer_state_dict(*optimizer), "mine", Value(7));
-    EXPECT_THAT(
-        warnings_of([&] { (void)optim_state_dict(net, *optimizer, {.optim_state_dict = own}); }),
-        HasSubstr("that FSDP cannot process"));
+    EXPECT_THAT(testing::warnings_of(
+                    [&] { (void)optim_state_dict(net, *optimizer, {.optim_state_dict = own}); }),
+                ::testing::Contains(HasSubstr("that FSDP cannot process")));
     EXPECT_THAT(error_of([&] {
                   (void)full_optim_state_dict(net, *optimizer, {.optim_input = OptimInput{}});
                 }),

@@ -19,6 +19,8 @@
 namespace tessera {
 namespace {
 
+using testing::expect_losses;
+using testing::half_net;
 using testing::make_net;
 using testing::make_optimizer;
 using testing::Net;
@@ -40,21 +42,6 @@ std::vector<double> uninterrupted() {
   auto optimizer = make_optimizer(net);
   train(net, *optimizer, 0, kBefore);
   return losses_of(net, *optimizer, kBefore, kAfter);
-}
-
-void expect_near(const std::vector<double>& mine, const std::vector<double>& expected,
-                 const std::string& what) {
-  ASSERT_EQ(mine.size(), expected.size());
-  for (std::size_t i = 0; i < mine.size(); ++i)
-    EXPECT_NEAR(mine[i], expected[i], 1e-5 * std::abs(expected[i])) << what << " step " << i;
-}
-
-// A model whose parameters are not those that were saved.
-Net other_net() {
-  auto net = make_net({});
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : net->parameters()) parameter.fill_(0.5);
-  return net;
 }
 
 enum class Api { full, sharded, kinds, scattered };
@@ -86,7 +73,7 @@ Saved saved_whole(Way way, int world, Api api) {
 }
 
 std::vector<double> resumed(const Saved& saved, Way way, const Mesh& mesh, Api api) {
-  auto net = other_net();
+  auto net = half_net();
   shard(net, way, mesh);
   load_full_state_dict(net, saved.model);
   auto optimizer = make_optimizer(net);
@@ -111,7 +98,7 @@ TEST_P(Resume, WholeStatesGoOnElsewhere) {
     const auto saved = saved_whole(from, 3, api);
     for (const int world : {1, 2, 4}) {
       run_mesh(world, [&, to = to](Mesh& mesh) {
-        expect_near(resumed(saved, to, mesh, api), expected, std::to_string(world) + " ranks");
+        expect_losses(resumed(saved, to, mesh, api), expected, std::to_string(world) + " ranks");
       });
     }
   }
@@ -135,7 +122,7 @@ TEST_P(Resume, ShardedCheckpointsGoOnElsewhere) {
   });
   for (const int world : {2, 4}) {
     run_mesh(world, [&, to = to](Mesh& mesh) {
-      auto net = other_net();
+      auto net = half_net();
       shard(net, to, mesh);
       auto optimizer = make_optimizer(net);
       const StateDictTypeScope scope(net, {.type = StateDictType::sharded});
@@ -148,8 +135,8 @@ TEST_P(Resume, ShardedCheckpointsGoOnElsewhere) {
       load_optimizer_state_dict(
           *optimizer,
           flatten_sharded_optim_state_dict(tree.at("optim"), net, *optimizer, {.group = mesh}));
-      expect_near(losses_of(net, *optimizer, kBefore, kAfter), expected,
-                  std::to_string(world) + " ranks");
+      expect_losses(losses_of(net, *optimizer, kBefore, kAfter), expected,
+                    std::to_string(world) + " ranks");
     });
   }
 }
@@ -205,7 +192,7 @@ TEST(ResumeComplex, ParametersGoOnElsewhere) {
     fully_shard(wave->scale, mesh);
     fully_shard(wave, mesh);
     AdamW optimizer(sharded_parameters(wave), {.lr = 0.05});
-    expect_near(losses_of(wave, optimizer, 0, kBefore), before, "sharded");
+    expect_losses(losses_of(wave, optimizer, 0, kBefore), before, "sharded");
     for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(optimizer.state(0, i).exp_avg_sq.scalar_type(),
                 optimizer.parameters()[i].local.scalar_type());
@@ -220,8 +207,8 @@ TEST(ResumeComplex, ParametersGoOnElsewhere) {
       AdamW optimizer(sharded_parameters(wave), {.lr = 0.9});
       TrainingState state(wave, optimizer);
       load(state, path, mesh.checkpoint_group());
-      expect_near(losses_of(wave, optimizer, kBefore, kAfter), expected,
-                  std::to_string(world) + " ranks");
+      expect_losses(losses_of(wave, optimizer, kBefore, kAfter), expected,
+                    std::to_string(world) + " ranks");
     });
   }
 }

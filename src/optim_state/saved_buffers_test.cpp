@@ -3,16 +3,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "conformance/errors.h"
 #include "conformance/temporary_directory.h"
 #include "fsdp/state/model_state.h"
 #include "tessera/ddp.h"
-#include "tessera/log.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/sync_batchnorm.h"
@@ -31,29 +30,6 @@ using testing::run_mesh;
 
 constexpr int kRanks = 4;
 const std::vector<std::string> kBuffers{"running_mean", "running_var", "num_batches_tracked"};
-
-// What is said while it lives.
-class Warnings {
- public:
-  Warnings() {
-    set_log([this](LogLevel level, std::string_view text) {
-      if (level != LogLevel::warning) return;
-      const std::lock_guard lock(mutex_);
-      texts_.emplace_back(text);
-    });
-  }
-  ~Warnings() { set_log({}); }
-  Warnings(const Warnings&) = delete;
-  Warnings& operator=(const Warnings&) = delete;
-  [[nodiscard]] std::vector<std::string> texts() {
-    const std::lock_guard lock(mutex_);
-    return texts_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> texts_;
-};
 
 enum class Held : std::uint8_t { rows, flat, whole };
 
@@ -95,7 +71,7 @@ TEST(SavedBuffers, AreRankZerosAndOneWarningSaysSo) {
   for (const auto held : {Held::rows, Held::flat, Held::whole}) {
     const TemporaryDirectory directory;
     const auto path = directory.path() + "/c";
-    Warnings warnings;
+    const testing::Warnings warnings;
     run_mesh(kRanks, [&](Mesh& mesh) {
       Normed model(held, mesh);
       const auto before = full_state_dict(model.norm);
@@ -124,7 +100,7 @@ TEST(SavedBuffers, AreRankZerosAndOneWarningSaysSo) {
 TEST(SavedBuffers, WithOtherDtypesInTrainingAreRankZeros) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/c";
-  Warnings warnings;
+  const testing::Warnings warnings;
   run_mesh(2, [&](Mesh& mesh) {
     nn::BatchNorm1d norm(3);
     const MixedPrecision precision{.param_dtype = at::kBFloat16, .buffer_dtype = at::kBFloat16};
@@ -141,7 +117,7 @@ TEST(SavedBuffers, WithOtherDtypesInTrainingAreRankZeros) {
 TEST(SavedBuffers, ThatDifferAreRefusedOrKeptWhereTheSaveSaysSo) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/c";
-  Warnings warnings;
+  const testing::Warnings warnings;
   run_mesh(2, [&](Mesh& mesh) {
     const Normed model(Held::rows, mesh);
     auto& group = mesh.checkpoint_group();
@@ -162,7 +138,7 @@ TEST(SavedBuffers, ThatDifferAreRefusedOrKeptWhereTheSaveSaysSo) {
 
 TEST(SavedBuffers, ThatAreAlikeAreNotTalkedOf) {
   const TemporaryDirectory directory;
-  Warnings warnings;
+  const testing::Warnings warnings;
   run_mesh(2, [&](Mesh& mesh) {
     SyncBatchNorm norm(3, mesh);
     fully_shard(norm, mesh);

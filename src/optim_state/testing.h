@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,6 +24,14 @@ inline std::string name_of(Way way) {
   constexpr const char* kNames[] = {"whole",    "replicated", "rows",   "flat",
                                     "original", "mixed",      "aligned"};
   return kNames[static_cast<int>(way)];
+}
+
+// Other values than those of make_net.
+inline Net half_net(bool tied = false) {
+  auto net = make_net({.tied = tied});
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) parameter.fill_(0.5);
+  return net;
 }
 
 inline void shard(Net& net, Way way, const Mesh& mesh) {
@@ -74,6 +84,13 @@ inline double train(Net& net, torch::optim::Optimizer& optimizer, int first, int
     optimizer.step();
   }
   return last;
+}
+
+inline void expect_losses(const std::vector<double>& mine, const std::vector<double>& expected,
+                          const std::string& what = {}) {
+  ASSERT_EQ(mine.size(), expected.size());
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    EXPECT_NEAR(mine[i], expected[i], 1e-5 * std::abs(expected[i])) << what << " step " << i;
 }
 
 // The leaves by path; tensors as they are.

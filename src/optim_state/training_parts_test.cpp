@@ -23,6 +23,8 @@ namespace tessera {
 namespace {
 
 using testing::error_of;
+using testing::expect_losses;
+using testing::half_net;
 using testing::loss_of;
 using testing::make_net;
 using testing::Net;
@@ -50,20 +52,6 @@ template <typename Optimizer>
 std::vector<double> train(Net& net, Optimizer& optimizer, int first) {
   return losses_of(
       net, first, [&] { optimizer.zero_grad(); }, [&] { optimizer.step(); });
-}
-
-void expect_near(const std::vector<double>& mine, const std::vector<double>& expected) {
-  ASSERT_EQ(mine.size(), expected.size());
-  for (std::size_t i = 0; i < mine.size(); ++i)
-    EXPECT_NEAR(mine[i], expected[i], 1e-5 * std::abs(expected[i])) << "step " << i;
-}
-
-// Other values than those that were saved.
-Net net_of_halves() {
-  auto net = make_net({});
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : net->parameters()) parameter.fill_(0.5);
-  return net;
 }
 
 // Two models that are trained apart, as a GAN's, each with an optimizer of another type.
@@ -114,14 +102,14 @@ TEST(SeveralModels, GoOnElsewhere) {
       EXPECT_NE(checkpoint.find(name), nullptr) << name;
     for (const int world : {1, 2, 3}) {
       run_mesh(world, [&](Mesh& mesh) {
-        Pair loaded(mesh, way, net_of_halves);
+        Pair loaded(mesh, way, [] { return half_net(); });
         auto& other = loaded.state->others[0];
         other.rank_values.set_item("place", -1);
         load(*loaded.state, path, mesh.checkpoint_group());
         EXPECT_EQ(loaded.state->values.at("step").as_int(), kSteps);
         EXPECT_EQ(other.values.at("updates").as_int(), 5);
         EXPECT_EQ(other.rank_values.at("place").as_int(), mesh.rank() < 2 ? mesh.rank() : -1);
-        expect_near(loaded.steps(kSteps), expected);
+        expect_losses(loaded.steps(kSteps), expected);
       });
     }
   }
@@ -137,19 +125,19 @@ TEST(SeveralModels, AreEachAStateOfItsOwn) {
   pair.state->key = "gan";
   save(*pair.state, path);
   const auto expected = train(pair.two, *pair.sgd, kSteps);
-  auto net = net_of_halves();
+  auto net = half_net();
   torch::optim::SGD sgd(net->parameters(), 0.7);
   TrainingState outer(net), inner(net, sgd);
   inner.key = "discriminator";
   outer.key = "gan";
   EXPECT_NE(error_of([&] { load(inner, path); }).find("not_found"), std::string::npos);
   // The outer one has no optimizer and no values: what it does not ask for stays.
-  auto beside = net_of_halves();
+  auto beside = half_net();
   TrainingState holder(beside);
   holder.key = "gan";
   holder.others.push_back(inner);
   load(holder, path);
-  expect_near(train(net, sgd, kSteps), expected);
+  expect_losses(train(net, sgd, kSteps), expected);
 }
 
 TEST(SeveralModels, NeedKeysOfTheirOwn) {
@@ -295,14 +283,14 @@ TEST(SeveralOptimizers, AreOneStateWhoseGroupsFollowOneAnother) {
     EXPECT_NE(tree.at("optim").at("param_groups").at(std::size_t{1}).find("momentum"), nullptr);
     for (const int world : {1, 2}) {
       run_mesh(world, [&](Mesh& mesh) {
-        auto net = net_of_halves();
+        auto net = half_net();
         shard(net, way, mesh);
         Split optimizers(net);
         optimizers.sgd->param_groups()[0].options().set_lr(7);
         TrainingState state(net, optimizers.ref());
         // The parameters of a group differ by how FSDP1's flat ones begin: the same here.
         load(state, path, mesh.checkpoint_group());
-        expect_near(train(net, optimizers, kSteps), expected);
+        expect_losses(train(net, optimizers, kSteps), expected);
       });
     }
   }
@@ -381,19 +369,19 @@ TEST(OptimizerInBackward, HasTheStateOfAnOrdinaryOne) {
       for (const bool in_backward : {true, false}) {
         run_mesh(2, [&](Mesh& mesh) {
           const auto losses =
-              carry_out(mesh, in_backward, net_of_halves(), 0.7, kSteps, loading, nothing);
+              carry_out(mesh, in_backward, half_net(), 0.7, kSteps, loading, nothing);
           if (mesh.rank() != 0) return;
           if (expected.empty()) {
             expected = losses;
           } else {
-            expect_near(losses, expected);
+            expect_losses(losses, expected);
           }
         });
       }
       Net net = make_net({});
       torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));
       (void)train(net, adam, 0);
-      expect_near(expected, train(net, adam, kSteps));
+      expect_losses(expected, train(net, adam, kSteps));
     }
   }
 }
@@ -451,16 +439,16 @@ TEST(TrainingState, NeedsNoGroup) {
         load(state, path);
       }
       const auto losses = train(net, optimizer, kSteps);
-      if (!expected.empty()) return expect_near(losses, expected);
+      if (!expected.empty()) return expect_losses(losses, expected);
       mesh.group().barrier();
       if (mesh.rank() == 0) expected = losses;
     });
   }
-  auto net = net_of_halves();
+  auto net = half_net();
   AdamW optimizer(sharded_parameters(net), {.lr = 0.5});
   TrainingState state(net, optimizer);
   load(state, path, {.missing = OnDifference::report});
-  expect_near(train(net, optimizer, kSteps), expected);
+  expect_losses(train(net, optimizer, kSteps), expected);
 }
 
 // A model of which some parameters are on half of the ranks: all ranks save, not that half.

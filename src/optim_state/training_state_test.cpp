@@ -23,6 +23,8 @@
 namespace tessera {
 namespace {
 
+using testing::expect_losses;
+using testing::half_net;
 using testing::loss_of;
 using testing::make_net;
 using testing::Net;
@@ -93,14 +95,6 @@ class Trainer {
   std::optional<AdamW> own_;
 };
 
-// Other values than those that were saved.
-Net filled_net() {
-  auto net = make_net({});
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : net->parameters()) parameter.fill_(0.5);
-  return net;
-}
-
 Trainer trainer_on(Net net, Way way, const Mesh& mesh, Kind kind) {
   shard(net, way, mesh);
   return {std::move(net), kind};
@@ -128,12 +122,6 @@ class FoldCounter final : public testing_support::ForwardingGroup {
   int folds = 0;
 };
 
-void expect_losses(const std::vector<double>& mine, const std::vector<double>& expected) {
-  ASSERT_EQ(mine.size(), expected.size());
-  for (std::size_t i = 0; i < mine.size(); ++i)
-    EXPECT_NEAR(mine[i], expected[i], 1e-5 * std::abs(expected[i])) << "step " << i;
-}
-
 template <typename Call>
 ErrorCode code_of(Call&& call) {
   try {
@@ -157,7 +145,7 @@ TEST_P(TrainingStates, GoOnElsewhere) {
   save_trained(path, from, 3, kind);
   for (const int world : {1, 2, 4}) {
     run_mesh(world, [&, to = to, kind = kind](Mesh& mesh) {
-      auto trainer = trainer_on(filled_net(), to, mesh, kind);
+      auto trainer = trainer_on(half_net(), to, mesh, kind);
       trainer.set_lr(0.5);  // the checkpoint's counts
       auto state = trainer.state();
       state.values.set_item("step", 0);
@@ -237,7 +225,7 @@ TEST(TrainingState, KeepsTheHistoryOfLbfgs) {
   run(net, optimizer);
   save(TrainingState(net, optimizer), path, *alone);
   const auto expected = run(net, optimizer);
-  auto other = filled_net();
+  auto other = half_net();
   torch::optim::LBFGS fresh(other->parameters(), options);
   TrainingState state(other, fresh);
   load(state, path, *alone);
@@ -269,7 +257,7 @@ TEST(TrainingState, KeepsGroupsAndFrozenParameters) {
     testing::train(net, *optimizer, 0, kSavedAfter);
     save(TrainingState(net, *optimizer), path, mesh.checkpoint_group());
     const auto expected = testing::train(net, *optimizer, kSavedAfter, kMoreSteps);
-    auto other = filled_net();
+    auto other = half_net();
     other->parameters()[0].set_requires_grad(false);
     shard(other, Way::rows, mesh);
     auto fresh = halves(other, 0.3, 0.4);
@@ -301,7 +289,7 @@ TEST(TrainingState, OfAdamWHasFrozenParametersInTheirGroups) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";
   run_mesh(2, [&](Mesh& mesh) {
-    auto alone = make_net({}), net = make_net({}), other = filled_net();
+    auto alone = make_net({}), net = make_net({}), other = half_net();
     for (auto* one : {&alone, &net, &other}) (*one)->embed->weight.set_requires_grad(false);
     torch::optim::AdamW expected(alone->parameters(), torch::optim::AdamWOptions(0.01));
     shard(net, Way::rows, mesh);
@@ -324,7 +312,7 @@ TEST(TrainingState, OfAdamWHasFrozenParametersInTheirGroups) {
 TEST(OptimizerInBackward, HasFrozenParametersInItsGroups) {
   const TemporaryDirectory home;
   run_mesh(2, [&](Mesh& mesh) {
-    auto alone = make_net({}), net = filled_net();
+    auto alone = make_net({}), net = half_net();
     for (auto* one : {&alone, &net}) (*one)->embed->weight.set_requires_grad(false);
     torch::optim::Adam ordinary(alone->parameters(), torch::optim::AdamOptions(0.01));
     shard(net, Way::rows, mesh);
@@ -348,7 +336,7 @@ TEST(TrainingState, OfAModelAloneLoadsFromACheckpointWithMore) {
   save_trained(path, Way::rows, 2, Kind::own);
   auto expected = Trainer(make_net({}), Kind::own);
   expected.train(0, kSavedAfter);
-  auto net = filled_net();
+  auto net = half_net();
   TrainingState state(net);
   const auto alone = solo_group();
   load(state, path, *alone);
@@ -371,7 +359,7 @@ TEST(TrainingState, LoadsFromFilesOfOtherKinds) {
     how.to = file == "/state.pt" ? CheckpointKind::torch_file : CheckpointKind::safetensors;
     convert(path, directory.path() + file, how);
     run_mesh(2, [&](Mesh& mesh) {
-      auto trainer = trainer_on(filled_net(), Way::original, mesh, Kind::adam);
+      auto trainer = trainer_on(half_net(), Way::original, mesh, Kind::adam);
       auto state = trainer.state();
       state.values.set_item("step", 0);
       load(state, directory.path() + file, mesh.checkpoint_group());
@@ -388,7 +376,7 @@ TEST(TrainingState, IsLoadedFromOneSaveByAllRanks) {
     save_trained(directory.path() + name, Way::rows, 2, Kind::adam);
   std::atomic<int> refused = 0;
   run_mesh(2, [&](Mesh& mesh) {
-    auto trainer = trainer_on(filled_net(), Way::rows, mesh, Kind::adam);
+    auto trainer = trainer_on(half_net(), Way::rows, mesh, Kind::adam);
     auto state = trainer.state();
     const auto own = directory.path() + "/" + std::to_string(mesh.rank());
     const auto code = code_of([&] { load(state, own, mesh.checkpoint_group()); });
@@ -409,7 +397,7 @@ TEST(TrainingState, LoadsWhatRankZeroAloneSees) {
   alone.train(0, kSavedAfter);
   const auto expected = alone.train(kSavedAfter, kMoreSteps);
   run_mesh(2, [&](Mesh& mesh) {
-    auto trainer = trainer_on(filled_net(), Way::original, mesh, Kind::adam);
+    auto trainer = trainer_on(half_net(), Way::original, mesh, Kind::adam);
     auto state = trainer.state();
     state.values.set_item("step", 0);
     LoadOptions options;
@@ -436,7 +424,7 @@ TEST(TrainingState, LiesUnderTheKeyThatItIsGiven) {
   EXPECT_NE(checkpoint.find("app.optim.param_groups.0.lr"), nullptr);
   EXPECT_EQ(checkpoint.find("seed"), nullptr);
   const auto expected = trainer.train(kSavedAfter, kMoreSteps);
-  Trainer other(filled_net(), Kind::adam);
+  Trainer other(half_net(), Kind::adam);
   auto loaded = other.state();
   loaded.key = "app";
   load(loaded, path, *alone);

@@ -5,18 +5,16 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "conformance/temporary_directory.h"
 #include "fsdp/testing/test_training.h"
 #include "optim_state/testing.h"
 #include "tessera/error.h"
-#include "tessera/log.h"
 #include "tessera/lr_scheduler.h"
 #include "tessera/tensor_value.h"
 #include "tessera/training_state.h"
@@ -83,12 +81,7 @@ TEST(TrainingState, HasValuesOfEachRank) {
     save(state, path, mesh.checkpoint_group());
   });
   for (const int world : {3, 2, 4, 1}) {
-    std::string said;
-    std::mutex mutex;
-    set_log([&](LogLevel, std::string_view text) {
-      const std::lock_guard lock(mutex);
-      said += text;
-    });
+    const testing::Warnings warnings;
     run_mesh(world, [&](Mesh& mesh) {
       auto net = make_net({});
       shard(net, Way::rows, mesh);
@@ -104,11 +97,11 @@ TEST(TrainingState, HasValuesOfEachRank) {
       const auto rng = tensor_of(state.rank_values.at("rng").as_tensor());
       EXPECT_TRUE(torch::all(rng == (was_there ? mesh.rank() : 99)).item<bool>()) << world;
     });
-    set_log({});
-    EXPECT_EQ(
-        said.find("values of 3 ranks are loaded by " + std::to_string(world)) != std::string::npos,
-        world != 3)
-        << said;
+    const auto text = "values of 3 ranks are loaded by " + std::to_string(world);
+    EXPECT_EQ(std::ranges::any_of(
+                  warnings.texts(),
+                  [&](const auto& warning) { return warning.find(text) != std::string::npos; }),
+              world != 3);
   }
 }
 

@@ -1,11 +1,17 @@
-// For tests: threads as ranks of one mesh, and what they throw.
+// For tests: threads as ranks of one mesh, what they throw, and tensors and first values of models
+// wherever the ranks compute.
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -15,6 +21,7 @@
 
 #include "tessera/error.h"
 #include "tessera/mesh.h"
+#include "torch/device.h"
 
 namespace tessera::testing {
 
@@ -88,5 +95,69 @@ inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
   }
   if (lost_peer) std::rethrow_exception(lost_peer);
 }
+
+// Values, wherever they are.
+inline bool equal(const torch::Tensor& found, const torch::Tensor& expected) {
+  return torch::equal(found.cpu(), expected.cpu());
+}
+inline bool allclose(const torch::Tensor& found, const torch::Tensor& expected,
+                     double relative = 1e-5, double absolute = 1e-8) {
+  return torch::allclose(found.cpu(), expected.cpu(), relative, absolute);
+}
+
+// As module->to() does: what no unit holds is the user's to move.
+inline void move_to(const torch::Device& device, const std::vector<torch::Tensor>& tensors) {
+  for (const auto& tensor : tensors) replace_data(tensor, tensor.detach().to(device));
+}
+inline void move_to(const torch::Device& device, const torch::nn::Module& module) {
+  move_to(device, module.parameters());
+  move_to(device, module.buffers());
+}
+
+// First values distributed as libtorch's constructors do it, the same for the same `seed`, whatever
+// other ranks draw: these are threads, and libtorch's default generator is one for all of them.
+// Parameters of one dimension that are no Linear's stay what they are: those of norms.
+template <typename Holder>
+Holder with_values(Holder holder, std::uint64_t seed) {
+  const torch::NoGradGuard no_grad;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  for (const auto& module : holder->modules()) {
+    const bool is_linear = module->template as<torch::nn::Linear>() != nullptr;
+    const bool is_table = module->template as<torch::nn::Embedding>() != nullptr;
+    double bound = 0;
+    for (auto& parameter : module->parameters(/*recurse=*/false)) {
+      if (parameter.dim() > 1) bound = 1 / std::sqrt(static_cast<double>(parameter.size(-1)));
+      if (is_table) {
+        parameter.normal_(0, 1, generator);
+      } else if (is_linear || parameter.dim() > 1) {
+        parameter.uniform_(-bound, bound, generator);
+      }
+    }
+  }
+  return holder;
+}
+
+// Autocast of this thread to bfloat16, if `on`, as by Python's `with torch.autocast("cpu")`.
+class Autocast {
+ public:
+  explicit Autocast(bool on = true, bool keeps_casts = true) : on_(on) {
+    if (!on_) return;
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_cache_enabled(keeps_casts);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (!on_) return;
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_cache_enabled(true);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  bool on_;
+};
 
 }  // namespace tessera::testing

@@ -1,7 +1,6 @@
 #include "generated/model.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/autocast_mode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -369,18 +368,6 @@ Tensor loss_of(const std::function<Tensor(const Tensor&)>& call, const Batch& ba
   const auto gradient = torch::autograd::grad({first}, {input}, {}, keeps, keeps).at(0);
   if (keeps) return first + gradient.square().sum();
   return loss((input + 5 * gradient).detach());
-}
-
-Autocast::Autocast(bool on) : on_(on) {
-  if (!on_) return;
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  at::autocast::increment_nesting();
-}
-
-Autocast::~Autocast() {
-  if (!on_) return;
-  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  at::autocast::set_autocast_enabled(at::kCPU, false);
 }
 
 }  // namespace tessera::generated

@@ -84,18 +84,6 @@ struct Batch {
     const std::function<torch::Tensor(const torch::Tensor& input)>& call, const Batch& batch,
     Extra extra = Extra::nothing);
 
-// Autocast on a CPU while it lives, if `on`.
-class Autocast {
- public:
-  explicit Autocast(bool on);
-  ~Autocast();
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  bool on_;
-};
-
 // Sharding ---------------------------------------------------------------------------------------
 
 // `other_unit`: this block is no unit although the layout says so, or the reverse; -1: none.

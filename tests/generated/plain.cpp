@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "generated/run.h"
+#include "torch/testing.h"
 
 namespace tessera::generated {
 namespace {
@@ -219,7 +220,7 @@ class Plain {
     const auto call = [&](const Tensor& input) {
       return low_ ? low_->forward(input.to(torch::kBFloat16), route) : root_->forward(input, route);
     };
-    const Autocast autocast(drawn_.autocast);
+    const testing::Autocast autocast(drawn_.autocast);
     return loss_of(call, batch, step.extra);
   }
 

@@ -243,7 +243,7 @@ class Rank {
   Tensor loss(int micro, const Route& route, Extra extra) {
     const auto batch = batch_of(drawn_, batch_number(phase_, step_), micro, mesh_.rank(),
                                 rows_of(drawn_, phase_, step_, mesh_.rank()));
-    const Autocast autocast(drawn_.autocast);
+    const testing::Autocast autocast(drawn_.autocast);
     return loss_of([&](const Tensor& input) { return root_(input, route); }, batch, extra);
   }
 

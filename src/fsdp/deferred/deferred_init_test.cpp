@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/ddp.h"
 #include "tessera/deferred_init.h"

@@ -9,8 +9,6 @@
 #include <torch/torch.h>
 
 #include "conformance/errors.h"
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/ddp.h"
 #include "tessera/pytorch/full_params.h"

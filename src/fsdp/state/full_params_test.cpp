@@ -5,7 +5,6 @@
 
 #include <string>
 
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/full_params.h"

@@ -9,7 +9,6 @@
 
 #include "conformance/errors.h"
 #include "fsdp/state/model_state.h"
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "fsdp/unit/unit_buffers.h"
 #include "tessera/buffers.h"

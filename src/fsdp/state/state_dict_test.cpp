@@ -1,4 +1,5 @@
 #include "fsdp/state/state_dict.h"
+#include "base/testing.h"
 
 #include <string>
 
@@ -6,8 +7,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "base/log.h"
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
@@ -166,16 +165,13 @@ TEST(StateDict, ThatDoesNotFitChangesNothing_X48_X51_X53) {
 }
 
 TEST(StateDict, OfWhatIsNotShardedIsFullWithAWarning_SDT) {
-  std::vector<std::string> warnings;
-  set_log([&](LogLevel level, std::string_view text) {
-    if (level == LogLevel::warning) warnings.emplace_back(text);
+  const auto warnings = testing::warnings_of([&] {
+    run_mesh(1, [](Mesh& mesh) {
+      auto net = wrapped(mesh, false, ShardingStrategy::no_shard);
+      const StateDictTypeScope sharded(net, {.type = StateDictType::sharded});
+      EXPECT_FALSE(state_dict(net).at("head.weight").as_tensor().sharded);
+    });
   });
-  run_mesh(1, [](Mesh& mesh) {
-    auto net = wrapped(mesh, false, ShardingStrategy::no_shard);
-    const StateDictTypeScope sharded(net, {.type = StateDictType::sharded});
-    EXPECT_FALSE(state_dict(net).at("head.weight").as_tensor().sharded);
-  });
-  set_log({});
   EXPECT_THAT(warnings.back(), HasSubstr("full_state_dict will be returned"));
 }
 

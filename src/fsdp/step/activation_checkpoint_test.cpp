@@ -8,7 +8,6 @@
 #include <tuple>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/error.h"
@@ -117,29 +116,13 @@ TEST(Checkpoint, ComputesAgainUnderTheSameAutocast) {
     EXPECT_TRUE(testing::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
 }
 
-// As Python's `with torch.autocast("cpu", torch.bfloat16)`.
-class Autocast {
- public:
-  Autocast() {
-    at::autocast::increment_nesting();
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-  }
-  ~Autocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-};
-
 std::vector<double> losses_under_autocast(CheckpointedStack& model, bool backward_inside) {
   torch::optim::SGD optimizer(local_tensors(sharded_parameters(model)), 0.5);
   std::vector<double> losses;
   for (int step = 0; step < 4; ++step) {
     torch::Tensor loss;
     {
-      const Autocast on;
+      const testing::Autocast on;
       loss = model(stack_input(step)).to(torch::kFloat).square().mean();
       if (backward_inside) loss.backward();
     }
@@ -177,7 +160,7 @@ TEST(Checkpoint, UnderAutocastGivesAWeightInsideAndOutsideBothGradients) {
     };
     torch::Tensor loss;
     {
-      const Autocast on;
+      const testing::Autocast on;
       auto x = stack_input(0);
       if (outside_first) x = torch::linear(x, weight);
       x = checkpointed ? activation_checkpoint(part, x) : part(x);

@@ -7,15 +7,13 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/log.h"
+#include "base/testing.h"
 #include "fsdp/state/model_state.h"
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/optim.h"
@@ -373,25 +371,20 @@ TEST(Parts, AutogradsGradOfParametersIsRefused) {
 // What no unit has --------------------------------------------------------------------------------
 
 TEST(Forgotten, ParametersAreNamedOnce) {
-  std::mutex mutex;
-  std::vector<std::string> warnings;
-  set_log([&](LogLevel level, std::string_view text) {
-    const std::lock_guard lock(mutex);
-    if (level == LogLevel::warning) warnings.emplace_back(text);
+  const auto warnings = testing::warnings_of([&] {
+    run_mesh(2, [](Mesh& mesh) {
+      auto net = make_net({});
+      for (auto& block : net->blocks) fully_shard(block, mesh);  // and not the model
+      AdamW optimizer(sharded_parameters(net));
+      static_cast<void>(model_state(net));
+      // What was meant to stay out is not forgotten, nor what is frozen.
+      auto other = make_net({});
+      other->embed->weight.requires_grad_(false);
+      for (auto& block : other->blocks)
+        fully_shard(block, mesh, {.ignored_parameters = {other->head->weight}});
+      AdamW second(sharded_parameters(other));
+    });
   });
-  run_mesh(2, [](Mesh& mesh) {
-    auto net = make_net({});
-    for (auto& block : net->blocks) fully_shard(block, mesh);  // and not the model
-    AdamW optimizer(sharded_parameters(net));
-    static_cast<void>(model_state(net));
-    // What was meant to stay out is not forgotten, nor what is frozen.
-    auto other = make_net({});
-    other->embed->weight.requires_grad_(false);
-    for (auto& block : other->blocks)
-      fully_shard(block, mesh, {.ignored_parameters = {other->head->weight}});
-    AdamW second(sharded_parameters(other));
-  });
-  set_log({});
   ASSERT_EQ(warnings.size(), 2u);  // on two ranks
   EXPECT_THAT(warnings.front(), HasSubstr("parameter 'embed.weight' and 1 more are in no unit"));
 }

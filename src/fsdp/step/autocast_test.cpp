@@ -1,6 +1,5 @@
 // Several passes in one scope of autocast, which keeps what it has cast of a weight: each pass
 // casts the weights as they are, with a history of its own.
-#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -9,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
@@ -29,24 +27,6 @@ struct TwiceImpl : nn::Module {
   }
 };
 TESSERA_MODULE(Twice);
-
-// Autocast of this thread, as by at::autocast's guards in Python.
-class AutocastScope {
- public:
-  explicit AutocastScope(bool keeps_casts) {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::set_autocast_cache_enabled(keeps_casts);
-    at::autocast::increment_nesting();
-  }
-  ~AutocastScope() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_cache_enabled(true);
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-  AutocastScope(const AutocastScope&) = delete;
-  AutocastScope& operator=(const AutocastScope&) = delete;
-};
 
 torch::Tensor input_of_all() {
   return torch::linspace(-1, 1, 24).view({3, 8});
@@ -97,7 +77,7 @@ void expect_as_without_kept_casts(const Passes& passes, const char* name) {
   torch::optim::SGD own(alone->parameters(), 0.01);
   std::vector<double> expected;
   {
-    const AutocastScope scope(/*keeps_casts=*/false);
+    const testing::Autocast scope(/*on=*/true, /*keeps_casts=*/false);
     expected = passes(alone, own);
   }
   using Wrap = std::pair<const char*, std::function<void(Twice&, const Mesh&)>>;
@@ -116,7 +96,7 @@ void expect_as_without_kept_casts(const Passes& passes, const char* name) {
       auto net = with_values(Twice(), 5);
       wrap(net, mesh);
       torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), 0.01);
-      const AutocastScope scope(/*keeps_casts=*/true);
+      const testing::Autocast scope;
       auto found = passes(net, optimizer);
       if (found.size() == 2 && std::string(kind) != "replicate")
         found[1] = mesh.all_reduce_sum(found[1]);

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"

@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/log.h"
-#include "fsdp/testing/any_device.h"
+#include "base/testing.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
@@ -186,20 +185,17 @@ TEST(SecondDevice, ParametersOnDevicesThatTheMeshHasNotAreRefused_L9_X6_X7_X8_C1
 }
 
 TEST(SecondDevice, WithoutAnIndexIsTheCurrentOne_L10_X9) {
-  std::vector<std::string> warnings;
-  set_log([&](LogLevel level, std::string_view text) {
-    if (level == LogLevel::warning) warnings.emplace_back(text);
-  });
+  const testing::Warnings warnings;
   const auto resolved = [](const std::string& device) {
     return resolve_device(torch::Device(device), 3, [] { return 5; }).str();
   };
   EXPECT_EQ(resolved("cuda:2"), "cuda:2");
   EXPECT_EQ(resolved("cpu"), "cpu");
-  EXPECT_TRUE(warnings.empty());
+  EXPECT_TRUE(warnings.texts().empty());
   EXPECT_EQ(resolved("cuda"), "cuda:5");
-  set_log({});
-  ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_THAT(warnings[0], HasSubstr("cuda on rank 3, which does not have an explicit index"));
+  ASSERT_EQ(warnings.texts().size(), 1u);
+  EXPECT_THAT(warnings.texts()[0],
+              HasSubstr("cuda on rank 3, which does not have an explicit index"));
 }
 
 // Between a device and the CPU

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "fsdp/state/model_state.h"
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/checkpoint.h"
 #include "tessera/optim.h"

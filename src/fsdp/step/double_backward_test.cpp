@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/test_values.h"
+#include "fsdp/testing/test_model.h"
 #include "tessera/fsdp.h"
 #include "tessera/unit_controls.h"
 #include "torch/testing.h"
@@ -16,31 +16,12 @@
 namespace tessera {
 namespace {
 
-namespace nn = torch::nn;
 using ::testing::HasSubstr;
 using testing::run_mesh;
+using testing::TanhStack;
 using testing::with_values;
 
-struct PenalizedBlockImpl : nn::Module {
-  nn::Linear linear{nullptr};
-  PenalizedBlockImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
-  torch::Tensor forward(const torch::Tensor& x) { return linear(x).tanh(); }
-};
-TESSERA_MODULE(PenalizedBlock);
-
-struct PenalizedImpl : nn::Module {
-  PenalizedBlock first, second;
-  nn::Linear out{nullptr};
-  PenalizedImpl() {
-    register_module("first", first.ptr());
-    register_module("second", second.ptr());
-    out = register_module("out", nn::Linear(4, 1));
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return out(second(first(x))); }
-};
-TESSERA_MODULE(Penalized);
-
-torch::Tensor penalized_loss(Penalized& net, int rank) {
+torch::Tensor penalized_loss(TanhStack& net, int rank) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(80 + rank);
   const auto x =
       torch::randn({3, 4}, generator).to(net->out->weight.device()).set_requires_grad(true);
@@ -49,7 +30,7 @@ torch::Tensor penalized_loss(Penalized& net, int rank) {
   return y.mean() + (gradient.square().sum(1).sqrt() - 1).square().mean();
 }
 
-std::vector<double> train_penalized(Penalized& net, int first_rank, int ranks) {
+std::vector<double> train_penalized(TanhStack& net, int first_rank, int ranks) {
   torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), 0.1);
   std::vector<double> losses;
   for (int step = 0; step < 3; ++step) {
@@ -66,11 +47,11 @@ std::vector<double> train_penalized(Penalized& net, int first_rank, int ranks) {
 
 TEST(DoubleBackward, IsRightWhereParametersStay) {
   run_mesh(2, [](Mesh& mesh) {
-    auto alone = with_values(Penalized(), 5);
+    auto alone = with_values(TanhStack(), 5);
     const auto all = train_penalized(alone, 0, 2);
     const ShardOptions stays{.reshard_after_forward = false, .reshard_after_backward = false};
     for (const std::string kind : {"one unit", "units", "replicate", "replicated units"}) {
-      auto net = with_values(Penalized(), 5);
+      auto net = with_values(TanhStack(), 5);
       if (kind == "replicated units") replicate(net->first, mesh);
       if (kind == "units") fully_shard(net->first, mesh, stays);
       if (kind.ends_with("unit") || kind == "units") fully_shard(net, mesh, stays);
@@ -84,7 +65,7 @@ TEST(DoubleBackward, IsRightWhereParametersStay) {
 
 TEST(DoubleBackward, IsNamedWhereParametersAreFreed) {
   run_mesh(2, [](Mesh& mesh) {
-    auto net = with_values(Penalized(), 5);
+    auto net = with_values(TanhStack(), 5);
     fully_shard(net->first, mesh);
     fully_shard(net->second, mesh);
     fully_shard(net, mesh);

@@ -16,8 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
+#include "fsdp/testing/shardings.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
@@ -36,6 +35,7 @@ namespace nn = torch::nn;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::run_mesh;
+using testing::Sharding;
 using testing::with_values;
 
 // What is under way -------------------------------------------------------------------------------
@@ -223,30 +223,8 @@ void train_with_failures(Outermost& net, torch::optim::Optimizer& optimizer, boo
   }
 }
 
-enum class FragileKind { fully_shard, kept, replicate, flat };
-
-void wrap_fragile(Outermost& net, const Mesh& mesh, FragileKind kind) {
-  const auto each = [&](const auto& apply) {
-    apply(net->inner->part);
-    apply(net->inner);
-    apply(net);
-  };
-  switch (kind) {
-    case FragileKind::fully_shard:
-      return each([&](auto& module) { fully_shard(module, mesh); });
-    case FragileKind::kept:
-      return each(
-          [&](auto& module) { fully_shard(module, mesh, {.reshard_after_forward = false}); });
-    case FragileKind::replicate:
-      return each([&](auto& module) { replicate(module, mesh); });
-    case FragileKind::flat:
-      FullyShardedDataParallel<Outermost>(
-          net, mesh,
-          {.auto_wrap_policy = module_wrap_policy<ForgivingImpl, FragileImpl>(),
-           .use_orig_params = true});
-  }
-}
-
+// A way to shard, and whether parameters are freed after forward.
+using FragileKind = std::pair<Sharding, bool>;
 class Caught : public ::testing::TestWithParam<std::tuple<FragileKind, bool>> {};
 
 TEST_P(Caught, GoesOnAsOneProcessDoes) {
@@ -256,7 +234,8 @@ TEST_P(Caught, GoesOnAsOneProcessDoes) {
   train_with_failures(plain, expected, forgives, {0, 1});
   run_mesh(2, [&, kind = kind, forgives = forgives](Mesh& mesh) {
     auto net = with_values(Outermost(), 5);
-    wrap_fragile(net, mesh, kind);
+    testing::shard_as(kind.first, {.reshard_after_forward = kind.second}, mesh, net,
+                      net->inner->part, net->inner);
     torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), 0.05);
     train_with_failures(net, optimizer, forgives, {mesh.rank()});
     const auto full = full_state_dict(net);
@@ -313,15 +292,17 @@ TEST(CaughtInACheckpoint, GoesOnAsOneProcessDoes) {
 }
 
 std::string caught_name(const ::testing::TestParamInfo<Caught::ParamType>& given) {
-  constexpr const char* kNames[] = {"FullyShard", "Kept", "Replicate", "Flat"};
   const auto [kind, forgives] = given.param;
-  return kNames[static_cast<int>(kind)] + std::string(forgives ? "Inside" : "Outside");
+  return testing::name_of(kind.first) + (kind.second ? "" : "Kept") +
+         (forgives ? "Inside" : "Outside");
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, Caught,
-    ::testing::Combine(::testing::Values(FragileKind::fully_shard, FragileKind::kept,
-                                         FragileKind::replicate, FragileKind::flat),
+    ::testing::Combine(::testing::Values(FragileKind(Sharding::rows, true),
+                                         FragileKind(Sharding::rows, false),
+                                         FragileKind(Sharding::replicate, true),
+                                         FragileKind(Sharding::original, true)),
                        ::testing::Bool()),
     caught_name);
 

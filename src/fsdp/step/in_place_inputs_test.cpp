@@ -13,9 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/testing/test_values.h"
+#include "fsdp/testing/shardings.h"
 #include "tessera/fsdp.h"
-#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -23,6 +22,7 @@ namespace {
 
 namespace nn = torch::nn;
 using testing::run_mesh;
+using testing::Sharding;
 using testing::with_values;
 
 enum class Use {
@@ -120,27 +120,6 @@ struct InPlaceNetImpl : nn::Module {
 };
 TESSERA_MODULE(InPlaceNet);
 
-enum class InPlaceKind { original, flat, no_shard, hybrid, replicate };
-
-void wrap_in_place(InPlaceNet& net, const Mesh& mesh, InPlaceKind kind) {
-  if (kind == InPlaceKind::replicate) {
-    replicate(net->outer->inner, mesh);
-    replicate(net->outer, mesh);
-    return replicate(net, mesh);
-  }
-  const FullyShardedOptions options{
-      .sharding_strategy = kind == InPlaceKind::no_shard ? ShardingStrategy::no_shard
-                           : kind == InPlaceKind::hybrid ? ShardingStrategy::hybrid_shard
-                                                         : ShardingStrategy::full_shard,
-      .auto_wrap_policy = module_wrap_policy<ChangerImpl, OuterImpl>(),
-      .use_orig_params = kind != InPlaceKind::flat};
-  if (kind == InPlaceKind::hybrid) {
-    const FullyShardedDataParallel<InPlaceNet> wrapped(net, mesh.split(1), options);
-  } else {
-    const FullyShardedDataParallel<InPlaceNet> wrapped(net, mesh, options);
-  }
-}
-
 torch::Tensor rows_of(int rank) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(50 + rank);
   return torch::randn({3, 4}, generator);
@@ -166,13 +145,13 @@ std::vector<std::array<double, 3>> train_in_place(InPlaceNet& net, int first_ran
   return seen;
 }
 
-class InPlaceInputs : public ::testing::TestWithParam<std::tuple<InPlaceKind, Use>> {};
+class InPlaceInputs : public ::testing::TestWithParam<std::tuple<Sharding, Use>> {};
 
 TEST_P(InPlaceInputs, TrainAsInOneProcess) {
   const auto [kind, use] = GetParam();
   run_mesh(2, [&](Mesh& mesh) {
     auto alone = with_values(InPlaceNet(use), 5), net = with_values(InPlaceNet(use), 5);
-    wrap_in_place(net, mesh, kind);
+    testing::shard_as(kind, {}, mesh, net, net->outer->inner, net->outer);
     const auto all = train_in_place(alone, 0, 2);
     const auto mine = train_in_place(net, mesh.rank(), 1);
     for (std::size_t step = 0; step < 3; ++step) {
@@ -185,21 +164,20 @@ TEST_P(InPlaceInputs, TrainAsInOneProcess) {
   });
 }
 
-std::string in_place_name(const ::testing::TestParamInfo<std::tuple<InPlaceKind, Use>>& given) {
-  constexpr const char* kKinds[] = {"Original", "Flat", "NoShard", "Hybrid", "Replicate"};
+std::string in_place_name(const ::testing::TestParamInfo<std::tuple<Sharding, Use>>& given) {
   constexpr const char* kUses[] = {"Changes", "HandsOn",        "ThrowsBefore",      "ThrowsBehind",
                                    "Keeps",   "View",           "TwoViews",          "BaseAndView",
                                    "Twice",   "Retains",        "RetainsAndChanges", "Retained",
                                    "Hooks",   "HooksAndChanges"};
   const auto [kind, use] = given.param;
-  return std::string(kKinds[static_cast<int>(kind)]) + kUses[static_cast<int>(use)];
+  return testing::name_of(kind) + kUses[static_cast<int>(use)];
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, InPlaceInputs,
-    ::testing::Combine(::testing::Values(InPlaceKind::original, InPlaceKind::flat,
-                                         InPlaceKind::no_shard, InPlaceKind::hybrid,
-                                         InPlaceKind::replicate),
+    ::testing::Combine(::testing::Values(Sharding::original, Sharding::flat,
+                                         Sharding::original_whole, Sharding::original_hybrid,
+                                         Sharding::replicate),
                        ::testing::Values(Use::changes, Use::hands_on, Use::throws_before,
                                          Use::throws_behind, Use::keeps, Use::view, Use::two_views,
                                          Use::base_and_view, Use::twice, Use::retains,

@@ -14,8 +14,6 @@
 #include <tuple>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
 #include "tessera/checkpoint.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"

@@ -5,15 +5,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "base/log.h"
+#include "base/testing.h"
 #include "fsdp/step/root.h"
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "fsdp/unit/registry.h"
 #include "fsdp/unit/whole_parameters.h"
@@ -194,19 +192,14 @@ TEST(LifeCycle, WholeParametersInsideAForwardAreRefused_SF3) {
 }
 
 TEST(LifeCycle, WholeParametersOfAllRanksOnTheCpuWarn_SF2_X47) {
-  std::vector<std::string> warnings;
-  std::mutex mutex;
-  set_log([&](LogLevel level, std::string_view text) {
-    const std::lock_guard lock(mutex);
-    if (level == LogLevel::warning) warnings.emplace_back(text);
+  const auto warnings = testing::warnings_of([&] {
+    run_mesh(2, [](Mesh& mesh) {
+      nn::Linear linear(2, 2);
+      fully_shard(linear, mesh);
+      const FullParams whole(linear, {.offload_to_cpu = true});
+      EXPECT_TRUE(linear->weight.is_cpu());
+    });
   });
-  run_mesh(2, [](Mesh& mesh) {
-    nn::Linear linear(2, 2);
-    fully_shard(linear, mesh);
-    const FullParams whole(linear, {.offload_to_cpu = true});
-    EXPECT_TRUE(linear->weight.is_cpu());
-  });
-  set_log({});
   ASSERT_EQ(warnings.size(), 2u);
   EXPECT_THAT(warnings[0], HasSubstr("offload_to_cpu=True and rank0_only=False"));
 }
@@ -385,16 +378,13 @@ TEST(LifeCycle, IntegersAreNeitherCastNorReduced_P6) {
 // FSDP1 -------------------------------------------------------------------------------------------
 
 TEST(Fsdp1LifeCycle, OneRankShardsNothingAndWarns_C3_L8) {
-  std::vector<std::string> warnings;
-  set_log([&](LogLevel level, std::string_view text) {
-    if (level == LogLevel::warning) warnings.emplace_back(text);
+  const auto warnings = testing::warnings_of([&] {
+    run_mesh(1, [](Mesh& mesh) {
+      const FullyShardedDataParallel<nn::Linear> model(nn::Linear(3, 2), mesh);
+      for (const auto& parameter : model.parameters()) EXPECT_FALSE(parameter.sharded);
+      EXPECT_EQ(model->weight.sum().dim(), 0);  // has its data
+    });
   });
-  run_mesh(1, [](Mesh& mesh) {
-    const FullyShardedDataParallel<nn::Linear> model(nn::Linear(3, 2), mesh);
-    for (const auto& parameter : model.parameters()) EXPECT_FALSE(parameter.sharded);
-    EXPECT_EQ(model->weight.sum().dim(), 0);  // has its data
-  });
-  set_log({});
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_THAT(warnings[0], HasSubstr("switching to use `NO_SHARD`"));
 }

@@ -11,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/full_params.h"

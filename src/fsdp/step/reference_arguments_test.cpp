@@ -8,11 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
+#include "fsdp/testing/shardings.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
-#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/unit_controls.h"
 #include "torch/testing.h"
 
@@ -21,6 +19,7 @@ namespace {
 
 namespace nn = torch::nn;
 using testing::run_mesh;
+using testing::Sharding;
 using testing::with_values;
 using Tensors = std::vector<torch::Tensor>;
 
@@ -69,24 +68,6 @@ struct CachingNetImpl : nn::Module {
 };
 TESSERA_MODULE(CachingNet);
 
-enum class CachingKind { rows, flat, original, replicate };
-
-void wrap_caching(CachingNet& net, const Mesh& mesh, CachingKind kind) {
-  if (kind == CachingKind::rows || kind == CachingKind::replicate) {
-    const auto wrap = [&](auto& module) {
-      if (kind == CachingKind::rows) fully_shard(module, mesh);
-      if (kind == CachingKind::replicate) replicate(module, mesh);
-    };
-    wrap(net->writer);
-    wrap(net->assigner);
-    return wrap(net);
-  }
-  const FullyShardedDataParallel<CachingNet> wrapped(
-      net, mesh,
-      {.auto_wrap_policy = module_wrap_policy<WriterImpl, AssignerImpl>(),
-       .use_orig_params = kind == CachingKind::original});
-}
-
 std::vector<double> train_caching(CachingNet& net, int first_rank, int ranks) {
   torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), 0.05);
   std::vector<double> losses;
@@ -105,12 +86,12 @@ std::vector<double> train_caching(CachingNet& net, int first_rank, int ranks) {
   return losses;
 }
 
-class ReferenceArguments : public ::testing::TestWithParam<CachingKind> {};
+class ReferenceArguments : public ::testing::TestWithParam<Sharding> {};
 
 TEST_P(ReferenceArguments, AreChangedAndTrainAsInOneProcess) {
   run_mesh(2, [&](Mesh& mesh) {
     auto alone = with_values(CachingNet(), 5), net = with_values(CachingNet(), 5);
-    wrap_caching(net, mesh, GetParam());
+    testing::shard_as(GetParam(), {}, mesh, net, net->writer, net->assigner);
     const auto all = train_caching(alone, 0, 2);
     const auto mine = train_caching(net, mesh.rank(), 1);
     for (int step = 0; step < 3; ++step)
@@ -118,15 +99,10 @@ TEST_P(ReferenceArguments, AreChangedAndTrainAsInOneProcess) {
   });
 }
 
-std::string caching_kind_name(const ::testing::TestParamInfo<CachingKind>& given) {
-  constexpr const char* kNames[] = {"Rows", "Flat", "Original", "Replicate"};
-  return kNames[static_cast<int>(given.param)];
-}
-
 INSTANTIATE_TEST_SUITE_P(Kinds, ReferenceArguments,
-                         ::testing::Values(CachingKind::rows, CachingKind::flat,
-                                           CachingKind::original, CachingKind::replicate),
-                         caching_kind_name);
+                         ::testing::Values(Sharding::rows, Sharding::flat, Sharding::original,
+                                           Sharding::replicate),
+                         testing::sharding_name);
 
 // What forward takes as a copy is its own.
 struct CopierImpl : nn::Module {

@@ -15,8 +15,6 @@
 #include <vector>
 
 #include "conformance/forwarding_group.h"
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
 #include "tessera/ddp.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"

@@ -8,8 +8,6 @@
 #include <tuple>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"

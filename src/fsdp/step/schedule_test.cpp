@@ -10,14 +10,12 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "base/log.h"
-#include "fsdp/testing/any_device.h"
+#include "base/testing.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
@@ -228,20 +226,15 @@ TEST(ForwardOrder, IsNotComparedInEvaluation_EO2) {
 }
 
 TEST(ForwardOrder, OfALaterIterationWarnsInTheFirstOneOnly_EO4_X44_E8) {
-  std::mutex mutex;
-  std::vector<std::string> warnings;
-  set_log([&](LogLevel level, std::string_view text) {
-    const std::lock_guard lock(mutex);
-    if (level == LogLevel::warning) warnings.emplace_back(text);
+  const auto warnings = testing::warnings_of([&] {
+    run_mesh(2, [&](Mesh& mesh) {
+      auto net = small(mesh, {});
+      train(net, mesh);
+      std::swap(net->blocks[0], net->blocks[1]);
+      train(net, mesh);
+      train(net, mesh);
+    });
   });
-  run_mesh(2, [&](Mesh& mesh) {
-    auto net = small(mesh, {});
-    train(net, mesh);
-    std::swap(net->blocks[0], net->blocks[1]);
-    train(net, mesh);
-    train(net, mesh);
-  });
-  set_log({});
   ASSERT_EQ(warnings.size(), 4u);  // two units on two ranks, once
   EXPECT_THAT(warnings.front(),
               HasSubstr("Forward order differs from that of the first iteration"));
@@ -501,18 +494,13 @@ struct ViewingImpl : torch::nn::Module {
 TESSERA_MODULE(Viewing);
 
 TEST(Schedule, ResultsThatAreViewsWarnOnce_R5) {
-  std::vector<std::string> warnings;
-  std::mutex mutex;
-  set_log([&](LogLevel level, std::string_view text) {
-    const std::lock_guard lock(mutex);
-    if (level == LogLevel::warning) warnings.emplace_back(text);
+  const auto warnings = testing::warnings_of([&] {
+    run_mesh(2, [](Mesh& mesh) {
+      Viewing viewing;
+      fully_shard(viewing, mesh);
+      for (int i = 0; i < 2; ++i) viewing(torch::ones({1, 2})).sum().backward();
+    });
   });
-  run_mesh(2, [](Mesh& mesh) {
-    Viewing viewing;
-    fully_shard(viewing, mesh);
-    for (int i = 0; i < 2; ++i) viewing(torch::ones({1, 2})).sum().backward();
-  });
-  set_log({});
   ASSERT_EQ(warnings.size(), 2u);  // one a rank
   EXPECT_THAT(warnings[0], HasSubstr("returned a view tensor"));
 }

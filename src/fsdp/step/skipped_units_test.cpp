@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/full_params.h"

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/value.h"
+#include "torch/testing.h"
 
 namespace tessera::testing {
 
@@ -34,6 +34,26 @@ struct HeadImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return torch::linear(x, weight); }
 };
 TESSERA_MODULE(Head);
+
+// Two blocks, each of which may be a unit, and a layer behind them.
+struct TanhBlockImpl : torch::nn::Module {
+  torch::nn::Linear linear{nullptr};
+  TanhBlockImpl() { linear = register_module("linear", torch::nn::Linear(4, 4)); }
+  torch::Tensor forward(const torch::Tensor& x) { return linear(x).tanh(); }
+};
+TESSERA_MODULE(TanhBlock);
+
+struct TanhStackImpl : torch::nn::Module {
+  TanhBlock first, second;
+  torch::nn::Linear out{nullptr};
+  TanhStackImpl() {
+    register_module("first", first.ptr());
+    register_module("second", second.ptr());
+    out = register_module("out", torch::nn::Linear(4, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return out(second(first(x))); }
+};
+TESSERA_MODULE(TanhStack);
 
 struct NetOptions {
   bool tied = false;

@@ -12,8 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
-#include "fsdp/testing/test_values.h"
 #include "tessera/ddp.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"

@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "fsdp/state/sharded_load.h"
-#include "fsdp/testing/any_device.h"
+#include "fsdp/testing/shardings.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/full_params.h"
-#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/pytorch/state_dict.h"
 #include "torch/testing.h"
 
@@ -20,6 +19,7 @@ namespace {
 
 namespace nn = torch::nn;
 using testing::run_mesh;
+using testing::Sharding;
 
 // A gradient with the bit.
 struct Negated : torch::autograd::Function<Negated> {
@@ -47,30 +47,6 @@ struct BitsImpl : nn::Module {
 };
 TESSERA_MODULE(Bits);
 
-enum class BitsKind { fully_shard, replicate, hybrid, original, flat, no_shard };
-
-void wrap_bits(Bits& module, const Mesh& mesh, BitsKind kind, std::optional<at::ScalarType> dtype) {
-  const auto as_fsdp1 = [&](ShardingStrategy strategy, bool original) {
-    FullyShardedDataParallel<Bits>(module, mesh,
-                                   {.sharding_strategy = strategy, .use_orig_params = original});
-  };
-  const ShardOptions options{.mixed_precision = {.reduce_dtype = dtype}};
-  switch (kind) {
-    case BitsKind::fully_shard:
-      return fully_shard(module, mesh, options);
-    case BitsKind::replicate:
-      return replicate(module, mesh);
-    case BitsKind::hybrid:
-      return fully_shard(module, mesh.split(1), options);
-    case BitsKind::original:
-      return as_fsdp1(ShardingStrategy::full_shard, true);
-    case BitsKind::flat:
-      return as_fsdp1(ShardingStrategy::full_shard, false);
-    case BitsKind::no_shard:
-      return as_fsdp1(ShardingStrategy::no_shard, true);
-  }
-}
-
 // The part of `whole` that a rank holds.
 torch::Tensor part_of(const torch::Tensor& whole, const ShardedParameter& parameter) {
   const auto count = parameter.local.size(0);
@@ -80,13 +56,13 @@ torch::Tensor part_of(const torch::Tensor& whole, const ShardedParameter& parame
 }
 
 // Each rank has the bit, or the first one alone.
-void expect_gradients(BitsKind kind, at::ScalarType type, bool first_alone,
+void expect_gradients(Sharding kind, at::ScalarType type, bool first_alone,
                       std::optional<at::ScalarType> reduce_dtype = {}) {
-  SCOPED_TRACE(std::to_string(static_cast<int>(kind)) + c10::toString(type) +
+  SCOPED_TRACE(testing::name_of(kind) + c10::toString(type) +
                (first_alone ? " on one" : " on all"));
   run_mesh(2, [&](Mesh& mesh) {
     Bits plain(type), module(type);
-    wrap_bits(module, mesh, kind, reduce_dtype);
+    testing::shard_as(kind, {.mixed_precision = {.reduce_dtype = reduce_dtype}}, mesh, module);
     if (first_alone && mesh.rank() == 1) {
       module->w.register_hook(
           [](const torch::Tensor& gradient) { return gradient.resolve_conj().resolve_neg(); });
@@ -106,19 +82,19 @@ void expect_gradients(BitsKind kind, at::ScalarType type, bool first_alone,
 }
 
 TEST(LazyBits, GradientsAreWhatTheyAre) {
-  using enum BitsKind;
+  using enum Sharding;
   for (const bool first_alone : {false, true}) {
-    for (const auto kind : {fully_shard, replicate, hybrid, original, flat, no_shard})
+    for (const auto kind : {rows, replicate, hybrid, original, flat, original_whole})
       expect_gradients(kind, at::kDouble, first_alone);
     // FSDP1 does not take complex parameters, as in PyTorch.
-    for (const auto kind : {fully_shard, replicate, hybrid})
+    for (const auto kind : {rows, replicate, hybrid})
       expect_gradients(kind, at::kComplexDouble, first_alone);
   }
 }
 
 // The imaginary parts would be lost; PyTorch loses them, with a warning.
 TEST(LazyBits, ComplexGradientsAreReducedInTheirOwnType) {
-  for (const auto kind : {BitsKind::fully_shard, BitsKind::hybrid})
+  for (const auto kind : {Sharding::rows, Sharding::hybrid})
     expect_gradients(kind, at::kComplexDouble, false, at::kFloat);
 }
 
@@ -141,17 +117,13 @@ TEST(LazyBits, ParametersAndBuffersAreWhatTheyAre) {
     EXPECT_TRUE(testing::equal(full["b"], b.conj()));
   };
   run_mesh(2, [&](Mesh& mesh) {
-    for (const auto kind : {BitsKind::fully_shard, BitsKind::replicate, BitsKind::hybrid}) {
+    for (const auto kind : {Sharding::rows, Sharding::replicate, Sharding::hybrid}) {
       // On one rank as a bit, on the other in memory.
       const auto conjugate = [&](const torch::Tensor& tensor) {
         const auto copy = tensor.clone().conj();
         return mesh.rank() == 0 ? copy : copy.resolve_conj();
       };
-      const auto wrap = [&](Held& held) {
-        if (kind == BitsKind::replicate) return replicate(held, mesh);
-        if (kind == BitsKind::hybrid) return fully_shard(held, mesh.split(1));
-        fully_shard(held, mesh);
-      };
+      const auto wrap = [&](Held& held) { testing::shard_as(kind, {}, mesh, held); };
       Held held(conjugate(w), conjugate(b)), empty(none.clone(), none.clone().conj());
       wrap(held);
       wrap(empty);

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "fsdp/state/model_state.h"
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"

@@ -12,9 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_model.h"
-#include "fsdp/testing/test_values.h"
 #include "tessera/ddp.h"
 #include "tessera/fsdp.h"
 #include "tessera/join.h"

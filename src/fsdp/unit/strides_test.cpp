@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
 #include "fsdp/unit/grad_reducer.h"
 #include "tessera/fsdp.h"
 #include "tessera/unit_controls.h"

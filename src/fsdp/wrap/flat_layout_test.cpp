@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "fsdp/state/model_state.h"
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "fsdp/unit/registry.h"

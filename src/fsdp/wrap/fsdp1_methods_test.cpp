@@ -4,12 +4,10 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
-#include <mutex>
 #include <string>
 #include <utility>
 
-#include "base/log.h"
-#include "fsdp/testing/any_device.h"
+#include "base/testing.h"
 #include "fsdp/testing/test_training.h"
 #include "fsdp/unit/grad_reducer.h"
 #include "tessera/error.h"
@@ -175,7 +173,6 @@ TEST(Fsdp1Methods, UnitsOfOneModelUseOriginalParametersAlike_X28_C14) {
 }
 
 TEST(Fsdp1Methods, NoSyncPutsFlagsBack_M15_NS2_NS6) {
-  std::vector<std::string> warnings;
   run_mesh(2, [&](Mesh& mesh) {
     auto model = wrap(mesh);
     auto expected = wrap(mesh);
@@ -203,14 +200,10 @@ TEST(Fsdp1Methods, NoSyncPutsFlagsBack_M15_NS2_NS6) {
     loss_of(model, batch_of(0, 0, mesh)).backward();
     EXPECT_EQ(unit_reports(model.module())[0].reductions, before + 1);
     if (mesh.rank() != 0) return;
-    set_log([&](LogLevel level, std::string_view text) {
-      if (level == LogLevel::warning) warnings.emplace_back(text);
-    });
-    {
+    const auto warnings = testing::warnings_of([&] {
       const auto quiet = model.no_sync();
       set_requires_gradient_sync(model.module(), true);
-    }
-    set_log({});
+    });
     EXPECT_THAT(warnings.at(0), HasSubstr("switched on within no_sync"));
   });
 }
@@ -285,26 +278,18 @@ TEST(Fsdp1Modules, AreListedOnceInModuleOrder_M5) {
   });
 }
 
-std::vector<std::string> warnings_of(const std::function<void(Mesh&)>& body) {
-  std::vector<std::string> warnings;
-  std::mutex mutex;
-  set_log([&](LogLevel level, std::string_view text) {
-    const std::lock_guard lock(mutex);
-    if (level == LogLevel::warning) warnings.emplace_back(text);
-  });
-  run_mesh(2, body);
-  set_log({});
-  return warnings;
+std::vector<std::string> mesh_warnings_of(const std::function<void(Mesh&)>& body) {
+  return testing::warnings_of([&] { run_mesh(2, body); });
 }
 
 TEST(Fsdp1Modules, WithoutForwardOrIgnoredAsAWholeWarn_C1_L2_X5) {
-  const auto containers = warnings_of([](Mesh& mesh) {
+  const auto containers = mesh_warnings_of([](Mesh& mesh) {
     nn::ModuleList list(nn::Linear(2, 2));
     const FullyShardedDataParallel<nn::ModuleList> model(list, mesh);
   });
   ASSERT_EQ(containers.size(), 2u);
   EXPECT_THAT(containers[0], HasSubstr("containers that do not implement forward"));
-  const auto ignored = warnings_of([](Mesh& mesh) {
+  const auto ignored = mesh_warnings_of([](Mesh& mesh) {
     nn::Linear linear(2, 2);
     const FullyShardedDataParallel<nn::Linear> model(linear, mesh,
                                                      {.ignored_modules = {linear.ptr()}});

@@ -3,13 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "base/log.h"
+#include "base/testing.h"
 #include "fsdp/state/model_state.h"
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "layout/plan.h"
 #include "tessera/error.h"
@@ -401,28 +399,24 @@ TEST(WrapPolicies, AFunctionMayGiveOptions_WP5_C5) {
 
 TEST(WrapPolicies, FrozenParametersBesideOthersAreRefusedOrWarnedOf_WP8) {
   for (const bool original : {false, true}) {
-    std::vector<std::string> warnings;
-    std::mutex mutex;
-    set_log([&](LogLevel level, std::string_view text) {
-      const std::lock_guard lock(mutex);
-      if (level == LogLevel::warning) warnings.emplace_back(text);
-    });
-    run_mesh(2, [&](Mesh& mesh) {
-      Stack stack;
-      stack->head->bias.requires_grad_(false);
-      const auto text = error_of([&] {
-        FullyShardedDataParallel<Stack>(stack, mesh,
-                                        {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>(),
-                                         .use_orig_params = original});
+    const auto warnings = testing::warnings_of([&] {
+      run_mesh(2, [&](Mesh& mesh) {
+        Stack stack;
+        stack->head->bias.requires_grad_(false);
+        const auto text = error_of([&] {
+          FullyShardedDataParallel<Stack>(stack, mesh,
+                                          {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>(),
+                                           .use_orig_params = original});
+        });
+        if (original) {
+          EXPECT_EQ(text, "no Error");
+        } else {
+          EXPECT_THAT(text,
+                      HasSubstr("head has both parameters with requires_grad=True and False"));
+          EXPECT_THAT(text, HasSubstr("requires_grad=False: head.bias"));
+        }
       });
-      if (original) {
-        EXPECT_EQ(text, "no Error");
-      } else {
-        EXPECT_THAT(text, HasSubstr("head has both parameters with requires_grad=True and False"));
-        EXPECT_THAT(text, HasSubstr("requires_grad=False: head.bias"));
-      }
     });
-    set_log({});
     ASSERT_EQ(warnings.size(), original ? 2u : 0u);
     if (original) {
       EXPECT_THAT(warnings[0], HasSubstr("10 numel instead of 8 numel"));

@@ -1,6 +1,5 @@
 // Training sharded gives the numbers of training whole (spec T1), with threads as ranks.
 #include "tessera/fsdp.h"
-#include "fsdp/testing/any_device.h"
 #include "tessera/trace.h"
 
 #include <gtest/gtest.h>

@@ -6,7 +6,6 @@
 #include <limits>
 #include <string>
 
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/ddp.h"

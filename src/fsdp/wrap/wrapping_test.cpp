@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/testing/any_device.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
