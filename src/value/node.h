@@ -40,7 +40,7 @@ struct Value::Node {
   template <class Held>
   static void release(Held& held) noexcept;
 
-  struct Undertaker;
+  struct Deferred;
 };
 
 struct Value::Node::OfBool : Node {
@@ -140,26 +140,24 @@ struct Value::Node::OfObject : Node {
   Object value;
 };
 
-struct Value::Node::Undertaker {
+struct Value::Node::Deferred {
   static constexpr unsigned kMaxNesting = 200;
-  static thread_local unsigned nesting;  // releases now on the stack
-  static thread_local std::vector<std::shared_ptr<void>>*
-      put_aside;  // owned by the outermost release
-  static void bury_put_aside() noexcept;
+  static thread_local unsigned nesting;                           // releases now on the stack
+  static thread_local std::vector<std::shared_ptr<void>>* nodes;  // owned by the outermost release
+  static void destroy_all() noexcept;
 };
 
 template <class Held>
 void Value::Node::release(Held& held) noexcept {
-  if (Undertaker::nesting >= Undertaker::kMaxNesting) {
-    if (Undertaker::put_aside == nullptr)
-      Undertaker::put_aside = new std::vector<std::shared_ptr<void>>;
-    Undertaker::put_aside->push_back(std::make_shared<Held>(std::move(held)));
+  if (Deferred::nesting >= Deferred::kMaxNesting) {
+    if (Deferred::nodes == nullptr) Deferred::nodes = new std::vector<std::shared_ptr<void>>;
+    Deferred::nodes->push_back(std::make_shared<Held>(std::move(held)));
     return;
   }
-  ++Undertaker::nesting;
+  ++Deferred::nesting;
   { const Held gone = std::move(held); }
-  --Undertaker::nesting;
-  if (Undertaker::nesting == 0 && Undertaker::put_aside != nullptr) Undertaker::bury_put_aside();
+  --Deferred::nesting;
+  if (Deferred::nesting == 0 && Deferred::nodes != nullptr) Deferred::destroy_all();
 }
 
 }  // namespace tessera

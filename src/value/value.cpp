@@ -9,18 +9,18 @@
 
 namespace tessera {
 
-thread_local unsigned Value::Node::Undertaker::nesting = 0;
-thread_local std::vector<std::shared_ptr<void>>* Value::Node::Undertaker::put_aside = nullptr;
+thread_local unsigned Value::Node::Deferred::nesting = 0;
+thread_local std::vector<std::shared_ptr<void>>* Value::Node::Deferred::nodes = nullptr;
 
-void Value::Node::Undertaker::bury_put_aside() noexcept {
-  ++nesting;  // releases below put aside instead of coming here
-  while (!put_aside->empty()) {
-    const std::shared_ptr<void> gone = std::move(put_aside->back());
-    put_aside->pop_back();
+void Value::Node::Deferred::destroy_all() noexcept {
+  ++nesting;  // releases below defer instead of coming here
+  while (!nodes->empty()) {
+    const std::shared_ptr<void> gone = std::move(nodes->back());
+    nodes->pop_back();
   }
   --nesting;
-  delete put_aside;
-  put_aside = nullptr;
+  delete nodes;
+  nodes = nullptr;
 }
 
 void Value::Node::refuse(const Value& value, std::string_view wanted) {

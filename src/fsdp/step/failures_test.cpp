@@ -325,8 +325,8 @@ struct NamedLinearImpl : nn::LinearImpl {
 TESSERA_MODULE(NamedLinear);
 
 // What a module was before somebody tried.
-struct Photo {
-  explicit Photo(const nn::Module& module) {
+struct Snapshot {
+  explicit Snapshot(const nn::Module& module) {
     for (const auto& entry : module.named_parameters()) {
       const auto& tensor = entry.value();
       tensors[entry.key()] = tensor;
@@ -384,7 +384,7 @@ std::vector<Refused> refused() {
         const torch::NoGradGuard no_grad;
         module->layers[0]->as<nn::Linear>()->weight.add_(1);
       }
-      const Photo before(*module);
+      const Snapshot before(*module);
       try {
         FullyShardedDataParallel<Odd>(module, mesh,
                                       {.sync_module_states = sync, .use_orig_params = original});
@@ -447,7 +447,7 @@ TEST(Refused, ModulesStayWhatTheyWere) {
     SCOPED_TRACE(one.name);
     run_mesh(2, [&](Mesh& mesh) {
       auto module = with_values(Odd(one.odd.clone()), 4);
-      const Photo before(*module);
+      const Snapshot before(*module);
       const auto text = error_of([&] { one.wrap(module, mesh); });
       EXPECT_THAT(text, HasSubstr(one.text)) << one.name;
       EXPECT_NE(text, "no Error") << one.name;
