@@ -34,7 +34,7 @@ HEADERS = {
     "dtype.h": "layout", "layout.h": "layout",
     "value.h": "value", "leaf.h": "value", "tensor_view.h": "value",
     "io.h": "io", "device_memory.h": "io",
-    "storage.h": "storage", "local_cache.h": "storage", "location.h": "storage", "new_directory.h": "storage", "prepare_store.h": "storage", "store_copy.h": "storage", "store_hold.h": "storage",
+    "storage.h": "storage", "local_cache.h": "storage", "location.h": "storage", "new_directory.h": "storage", "prepare_store.h": "storage", "store_capabilities.h": "storage", "store_copy.h": "storage", "store_hold.h": "storage",
     "comm.h": "comm",
     "cached_store.h": "checkpoint", "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "save_options.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "data_files.h": "checkpoint", "gc.h": "checkpoint", "kinds.h": "checkpoint", "scan.h": "checkpoint",
     "group_checkpoint.h": "checkpoint", "optimizer_state.h": "checkpoint", "parameter_names.h": "checkpoint", "restore.h": "checkpoint", "run_directory.h": "checkpoint", "olmo_save.h": "checkpoint", "safetensors_set.h": "checkpoint", "save_part.h": "checkpoint", "state_digests.h": "checkpoint", "stateful.h": "checkpoint", "trainer_state.h": "checkpoint", "upload.h": "checkpoint", "verify.h": "checkpoint",

@@ -1,4 +1,5 @@
-// A store with a cache: copies of some of its files on a disk that is nearer.
+// A store with copies of some of its files on a disk that is nearer, which somebody else has made:
+// OLMo's load takes such a directory. A cache that fills itself is in local_cache.h.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 // Store: named objects in a flat or nested directory: on disk, in memory, in an object store.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include "tessera/io.h"
 #include "tessera/location.h"
+#include "tessera/store_capabilities.h"
 
 namespace [[gnu::visibility("default")]] tessera {
 
@@ -17,13 +19,8 @@ struct ObjectInfo {
   std::string name;          // relative to the store's root, '/' between parts
   std::uint64_t size = 0;    // bytes
   std::string version = {};  // ByteSource::version, where a listing tells it; else empty
+  std::optional<std::chrono::system_clock::time_point> written = {};  // where a listing tells it
 };
-
-enum class IfExists { fail, replace };
-class NewDirectory;  // new_directory.h
-class StoreHold;     // store_hold.h
-struct StoreCopy;    // store_copy.h
-enum class StoreCopied : std::uint8_t;
 
 // A store of your own overrides what has no body here. Objects in memory take some thirty lines.
 // Object names are relative, use '/', and never leave the root: every member refuses a name that is
@@ -63,6 +60,9 @@ class Store {
   virtual void require_writable(std::string_view probe, bool is_only_writer);
   virtual void remove_unfinished() {}  // of killed writers; only while nobody writes to the store
   virtual void sync() {}               // objects committed before it survive a crash after it
+  // Uploads of `name` and below it that anybody began before then. None: a store without uploads.
+  [[nodiscard]] virtual std::optional<std::vector<UnfinishedUpload>> uploads_begun_before(
+      std::chrono::system_clock::time_point then, std::string_view name = {}) const;
   // Keeps others that ask out of a directory: they get `conflict`. Null: the store cannot.
   [[nodiscard]] virtual std::unique_ptr<StoreHold> hold(std::string_view directory = {});
   [[nodiscard]] virtual std::optional<std::uint64_t> free_bytes() const;  // none: unknown

@@ -35,7 +35,7 @@ struct UploadReport {
   std::uint64_t total_bytes = 0;
   std::uint64_t whole_files = 0;   // of `files`: with `resume`, the target had them already
   std::uint64_t whole_bytes = 0;   // of them
-  std::uint64_t server_bytes = 0;  // of `bytes`: copied by the store itself, see store_copy.h
+  std::uint64_t server_bytes = 0;  // of `bytes`: copied by the store itself (StoreCopy)
 };
 
 // Copies the checkpoint in the directory `from` to the directory `to`; each is a path, a store, or

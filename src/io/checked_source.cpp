@@ -161,21 +161,21 @@ std::uint64_t fresh_id() {
 
 CheckedSource::CheckedSource(std::shared_ptr<const ByteSource> source, Digests digests,
                              std::uint64_t origin)
-    : source_(std::move(source)),
+    : ForwardingSource(std::move(source)),
       digests_(std::move(digests)),
       origin_(origin),
       id_(fresh_id()),
       good_(digests_.size()) {
-  if (source_->checked())
+  if (inner().checked())
     throw Error(ErrorCode::invalid_argument, "a checked source in another one")
-        .at_path(source_->name());
-  const std::uint64_t size = source_->size();
+        .at_path(inner().name());
+  const std::uint64_t size = inner().size();
   const std::uint64_t blocks = size < origin_ ? 0 : digest_blocks(size - origin_);
   if (size < origin_ || blocks != digests_.size()) {
     throw Error(blocks < digests_.size() ? ErrorCode::incomplete : ErrorCode::corrupt,
                 "there are digests for " + std::to_string(digests_.size()) +
                     " blocks, the object has " + std::to_string(blocks))
-        .at_path(source_->name());
+        .at_path(inner().name());
   }
 }
 
@@ -183,7 +183,7 @@ CheckedSource::CheckedSource(std::shared_ptr<const ByteSource> source, Digests d
 void CheckedSource::check(std::uint64_t block, MutableByteView bytes) const {
   const std::uint64_t begin = begin_of(block);
   if (digest64(bytes) != digests_[block]) {
-    source_->read_at(begin, bytes);
+    inner().read_at(begin, bytes);
     if (digest64(bytes) == digests_[block]) {
       log(LogLevel::warning, name() + ": the block at " + std::to_string(begin) +
                                  " came with other bytes than were recorded, and right when it "
@@ -200,14 +200,14 @@ void CheckedSource::check(std::uint64_t block, MutableByteView bytes) const {
 
 void CheckedSource::read_at(std::uint64_t offset, MutableByteView out) const {
   require_range(*this, offset, out.size());
-  if (source_->request_cost() > kNearRequest) {
+  if (inner().request_cost() > kNearRequest) {
     const ReadRange range{offset, out};
     return read_far({&range, 1});
   }
   if (offset < origin_) {
     const auto head =
         out.first(static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), origin_ - offset)));
-    source_->read_at(offset, head);
+    inner().read_at(offset, head);
     out = out.subspan(head.size());
     offset += head.size();
   }
@@ -298,7 +298,7 @@ class CheckedSource::Batch {
 
   void read_wanted() {
     try {
-      source_.source_->read_ranges(wanted_);
+      source_.inner().read_ranges(wanted_);
     } catch (...) {
       for (auto& [block, around] : around_) around.claim.fail(std::current_exception());
       throw;
@@ -369,7 +369,7 @@ void CheckedSource::read_far(std::span<const ReadRange> ranges) const {
 }
 
 void CheckedSource::read_ranges(std::span<const ReadRange> ranges) const {
-  if (source_->request_cost() > kNearRequest) return read_far(ranges);
+  if (inner().request_cost() > kNearRequest) return read_far(ranges);
   // What was found good may be in memory that the threads of a job share.
   const bool shares = SharedBlocks::here() != nullptr;
   std::vector<ReadRange> good;
@@ -380,12 +380,12 @@ void CheckedSource::read_ranges(std::span<const ReadRange> ranges) const {
       read_at(range.offset, range.out);
     }
   }
-  source_->read_ranges(good);
+  inner().read_ranges(good);
 }
 
 RecentBlocks::Bytes CheckedSource::read_block(std::uint64_t block, RecentBlocks& blocks) const {
   auto bytes = blocks.room(static_cast<std::size_t>(size_of(block)));
-  source_->read_at(begin_of(block), *bytes);
+  inner().read_at(begin_of(block), *bytes);
   check(block, *bytes);
   return bytes;
 }
@@ -399,7 +399,7 @@ void CheckedSource::read_whole(std::uint64_t block, MutableByteView out) const {
       return blocks->took(key(block), true, true);
     }
   }
-  source_->read_at(begin_of(block), out);
+  inner().read_at(begin_of(block), out);
   check(block, out);
 }
 
@@ -408,7 +408,7 @@ void CheckedSource::read_part(std::uint64_t block, std::uint64_t within,
   if (RecentBlocks* const blocks = SharedBlocks::here()) {
     auto bytes = blocks->wait_for(key(block));
     if (!bytes && good_[block].load(std::memory_order_relaxed))
-      return source_->read_at(begin_of(block) + within, out);
+      return inner().read_at(begin_of(block) + within, out);
     if (!bytes) bytes = blocks->get(key(block), [&] { return read_block(block, *blocks); });
     std::memcpy(out.data(), bytes->data() + within, out.size());
     // The ends of an archive are read before its elements, and are no reason to let a block go.
@@ -418,10 +418,10 @@ void CheckedSource::read_part(std::uint64_t block, std::uint64_t within,
   LastBlock& last = last_block();
   if (last.source != id_ || last.block != block) {
     if (good_[block].load(std::memory_order_relaxed))
-      return source_->read_at(begin_of(block) + within, out);
+      return inner().read_at(begin_of(block) + within, out);
     last.source = 0;  // until the bytes are found good
     last.bytes.resize(static_cast<std::size_t>(size_of(block)));
-    source_->read_at(begin_of(block), last.bytes);
+    inner().read_at(begin_of(block), last.bytes);
     check(block, last.bytes);
     last.source = id_;
     last.block = block;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/recent_blocks.h"
+#include "io/source.h"
 #include "tessera/io.h"
 
 namespace tessera {
@@ -80,19 +81,15 @@ class DigestSink final : public ByteSink {
 //
 // Both would keep their blocks in one place of the thread, so one around another is
 // `invalid_argument`.
-class CheckedSource final : public ByteSource {
+class CheckedSource final : public ForwardingSource {
  public:
   // Block 0 begins at byte `origin`; bytes before it are given out unchecked. Throws `incomplete`
   // or `corrupt` when the digests are not those of an object of this size.
   CheckedSource(std::shared_ptr<const ByteSource> source, Digests digests,
                 std::uint64_t origin = 0);
 
-  [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
   void read_at(std::uint64_t offset, MutableByteView out) const override;
   void read_ranges(std::span<const ReadRange> ranges) const override;
-  [[nodiscard]] const std::string& name() const override { return source_->name(); }
-  [[nodiscard]] std::string version() const override { return source_->version(); }
-  [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   [[nodiscard]] bool checked() const override { return true; }
 
  private:
@@ -112,7 +109,6 @@ class CheckedSource final : public ByteSource {
     return std::min(kDigestBlock, size() - begin_of(block));
   }
 
-  std::shared_ptr<const ByteSource> source_;
   Digests digests_;
   std::uint64_t origin_;
   std::uint64_t id_;  // of this source in the threads' caches; never used twice

@@ -1,5 +1,5 @@
-// What every source needs: the check of a range, bytes that somebody else owns, how an object
-// begins.
+// What every source needs: the check of a range, a base of sources in front of others, bytes that
+// somebody else owns, how an object begins.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "tessera/error.h"
 #include "tessera/io.h"
@@ -28,6 +29,34 @@ inline void require_range(const ByteSource& source, std::uint64_t offset, std::u
       .at_path(source.name())
       .at_offset(origin + offset);
 }
+
+// A source in front of another one with the same bytes: hands everything on. Derive from it to
+// change what is different.
+
+class ForwardingSource : public ByteSource {
+ public:
+  explicit ForwardingSource(std::shared_ptr<const ByteSource> inner) : inner_(std::move(inner)) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return inner_->size(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    inner_->read_at(offset, out);
+  }
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    inner_->read_ranges(ranges);
+  }
+  [[nodiscard]] const std::string& name() const override { return inner_->name(); }
+  [[nodiscard]] std::string version() const override { return inner_->version(); }
+  [[nodiscard]] std::string identity() const override { return inner_->identity(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return inner_->request_cost(); }
+  [[nodiscard]] bool checked() const override { return inner_->checked(); }
+  [[nodiscard]] const ByteSource& original() const override { return inner_->original(); }
+
+ protected:
+  [[nodiscard]] const ByteSource& inner() const { return *inner_; }
+
+ private:
+  std::shared_ptr<const ByteSource> inner_;
+};
 
 // Bytes in memory that somebody else owns, as a source.
 

@@ -1,6 +1,7 @@
 // Stores in front of another one.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -9,18 +10,18 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/new_directory.h"
 #include "tessera/storage.h"
-#include "tessera/store_copy.h"
-#include "tessera/store_hold.h"
 
 namespace tessera {
 
-// A Store that hands everything on to another one; derive from it to change what is different.
+// A Store that hands everything on to another one; derive from it to change what is different. But
+// for open_listed(), which goes by Store through what `open` has become.
 
 class ForwardingStore : public Store {
  public:
   explicit ForwardingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
+  // `inner` must outlive it.
+  explicit ForwardingStore(Store& inner) : inner_(std::shared_ptr<Store>(), &inner) {}
 
   [[nodiscard]] const std::string& name() const override { return inner_->name(); }
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
@@ -66,6 +67,10 @@ class ForwardingStore : public Store {
     return inner_->free_bytes();
   }
   [[nodiscard]] bool may_show_late() const override { return inner_->may_show_late(); }
+  [[nodiscard]] std::optional<std::vector<UnfinishedUpload>> uploads_begun_before(
+      std::chrono::system_clock::time_point then, std::string_view name) const override {
+    return inner_->uploads_begun_before(then, name);
+  }
 
  protected:
   [[nodiscard]] Store& inner() const { return *inner_; }
@@ -81,66 +86,66 @@ class ForwardingStore : public Store {
 [[nodiscard]] std::shared_ptr<Store> stopping_store(std::shared_ptr<Store> store,
                                                     std::stop_token stop);
 
-// A directory of a store as a store of its own.
+// A directory of a store as a store of its own. It removes what is unfinished in the whole parent:
+// a store does not say which of that is whose.
 
-// Keeps the parent alive only when given as a shared pointer.
-class SubStore final : public Store {
+class SubStore final : public ForwardingStore {
  public:
-  SubStore(Store& parent, std::string directory)
-      : parent_(parent), prefix_(std::move(directory) + "/"), name_(parent.name() + "/" + prefix_) {
-    name_.pop_back();
-  }
-  SubStore(std::shared_ptr<Store> parent, std::string directory)
-      : SubStore(*parent, std::move(directory)) {
-    owner_ = std::move(parent);
-  }
+  template <typename Parent>  // a shared pointer, or a store that must outlive it
+  SubStore(Parent&& parent, const std::string& directory)
+      : ForwardingStore(std::forward<Parent>(parent)),
+        prefix_(directory + "/"),
+        name_(inner().name() + "/" + directory) {}
 
   [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    return renamed(parent_.list(directory(prefix)));
+    return renamed(inner().list(directory(prefix)));
   }
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    return renamed(parent_.list_level(directory(prefix)));
+    return renamed(inner().list_level(directory(prefix)));
   }
   [[nodiscard]] std::vector<std::string> list_directories(std::string_view prefix) const override {
-    return parent_.list_directories(directory(prefix));
+    return inner().list_directories(directory(prefix));
   }
   [[nodiscard]] bool exists(std::string_view name) const override {
-    return parent_.exists(full(name));
+    return inner().exists(full(name));
   }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    return parent_.open(full(name));
+    return inner().open(full(name));
   }
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
-    return parent_.create(full(name), if_exists, size_hint);
+    return inner().create(full(name), if_exists, size_hint);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
                                                   std::uint64_t size_hint) override {
-    return parent_.replace(full(name), expected, size_hint);
+    return inner().replace(full(name), expected, size_hint);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
-    return parent_.share(full(name));
+    return inner().share(full(name));
+  }
+  // None that appear whole: NewDirectory::working() would be a name of the parent's.
+  [[nodiscard]] bool has_directories() const override { return false; }
+  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
+                                                            IfExists if_exists) override {
+    return Store::new_directory(name, if_exists);
   }
   StoreCopied copy(const StoreCopy& what) override {
     StoreCopy below = what;
     below.name = full(what.name);
-    return parent_.copy(below);
+    return inner().copy(below);
   }
-  void remove(std::string_view name) override { parent_.remove(full(name)); }
+  void remove(std::string_view name) override { inner().remove(full(name)); }
   void require_writable(std::string_view probe, bool is_only_writer) override {
-    parent_.require_writable(full(probe), is_only_writer);
+    inner().require_writable(full(probe), is_only_writer);
   }
-  // Those of the whole parent: a store does not say which are whose.
-  void remove_unfinished() override { parent_.remove_unfinished(); }
-  void sync() override { parent_.sync(); }
   [[nodiscard]] std::unique_ptr<StoreHold> hold(std::string_view below) override {
-    return parent_.hold(directory(below));
+    return inner().hold(directory(below));
   }
-  [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
-    return parent_.free_bytes();
+  [[nodiscard]] std::optional<std::vector<UnfinishedUpload>> uploads_begun_before(
+      std::chrono::system_clock::time_point then, std::string_view name) const override {
+    return inner().uploads_begun_before(then, directory(name));
   }
-  [[nodiscard]] bool may_show_late() const override { return parent_.may_show_late(); }
 
  private:
   [[nodiscard]] std::string directory(std::string_view prefix) const {
@@ -157,10 +162,8 @@ class SubStore final : public Store {
     return prefix_ + std::string(name);
   }
 
-  Store& parent_;
-  std::string prefix_;  // ends with a slash
-  std::string name_;
-  std::shared_ptr<Store> owner_;
+  const std::string prefix_;  // ends with a slash
+  const std::string name_;
 };
 
 }  // namespace tessera

@@ -1,5 +1,3 @@
-#include "storage/open_store.h"
-
 #include <array>
 #include <cstdint>
 #include <string_view>

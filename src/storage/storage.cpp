@@ -5,10 +5,7 @@
 
 #include "base/text.h"
 #include "tessera/error.h"
-#include "tessera/new_directory.h"
 #include "tessera/storage.h"
-#include "tessera/store_copy.h"
-#include "tessera/store_hold.h"
 
 namespace tessera {
 namespace {
@@ -161,6 +158,11 @@ std::unique_ptr<StoreHold> Store::hold(std::string_view /*directory*/) {
 }
 
 std::optional<std::uint64_t> Store::free_bytes() const {
+  return std::nullopt;
+}
+
+std::optional<std::vector<UnfinishedUpload>> Store::uploads_begun_before(
+    std::chrono::system_clock::time_point /*then*/, std::string_view /*name*/) const {
   return std::nullopt;
 }
 

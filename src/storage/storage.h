@@ -1,11 +1,10 @@
-// What every store shares: the rules of names, objects that somebody asks for by name, what a
-// server knows beside them.
+// What every store shares: the rules of names, which store a path or a URL means, objects that
+// somebody asks for by name.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -30,6 +29,20 @@ void require_safe_name(std::string_view name, const std::string& store);
 // What is put behind a directory's name, with an attempt (base/process.h) after it, for what
 // takes its place and for what had it.
 inline constexpr std::string_view kWorkMark = "-tmp-", kOldMark = ".old-";
+
+// Which store a path or a URL means.
+
+// Whether open_store() gives something else for it than a directory of this machine. "./s3://b" is
+// a path, and file:///b is none that is remote.
+[[nodiscard]] bool is_remote(const std::string& path);
+// What the last part of a URL names in the directory above: of a bucket as it is, of a web address
+// decoded, without the query. Empty where the URL ends with a slash, or names a whole bucket.
+[[nodiscard]] std::string last_name(const std::string& url);
+// The store of the directory above, in which last_name() is what `url` names: a web server is asked
+// for that as it was written. The query of a web address belongs to all names of the store.
+[[nodiscard]] std::shared_ptr<Store> open_above(const std::string& url);
+// Of file://, the path; anything else as it is. Throws `invalid_argument` for file://HOST/.
+[[nodiscard]] std::string without_file_scheme(const std::string& path);
 
 // The objects of a store that somebody asks for by name. Only the directories that these names are
 // in are looked into: whatever else lies in the store may be closed to us (`lost+found` at the root
@@ -73,36 +86,6 @@ class NearObjects {
   const Store& store_;
   std::set<std::string, std::less<>> seen_;
   ByName objects_;
-};
-
-// What a store of a server knows of work that nobody finished, beside what every Store says.
-
-using Time = std::chrono::system_clock::time_point;
-
-// The parts of an object that is not complete. They cost money, and no listing shows them.
-struct UnfinishedUpload {
-  std::string path;         // of the object, for errors
-  std::string key, id;      // how the server knows it
-  bool is_ours = false;     // it was begun by this library, which marks its uploads
-  std::uint64_t bytes = 0;  // of the parts that are there
-  Time last;                // its begin or its last part: what came later
-};
-
-// Stores that have uploads are this, too.
-class Housekeeping {
- public:
-  Housekeeping() = default;
-  Housekeeping(const Housekeeping&) = delete;
-  Housekeeping& operator=(const Housekeeping&) = delete;
-  virtual ~Housekeeping() = default;
-
-  // Of the object that has the store's own name, and of those below, whoever began them, if they
-  // were begun before that time. An upload of which the server does not say when it began is never
-  // among them. One that was killed before its mark arrived has none.
-  [[nodiscard]] virtual std::vector<UnfinishedUpload> uploads_begun_before(Time before) = 0;
-  virtual void abort(const UnfinishedUpload& upload) = 0;  // no error if there is none
-  // When each object was written, by the server's clock; those of which it does not say are absent.
-  [[nodiscard]] virtual std::map<std::string, Time> times_of_objects() = 0;
 };
 
 }  // namespace tessera

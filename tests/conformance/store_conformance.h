@@ -13,7 +13,6 @@
 
 #include "conformance/errors.h"
 #include "conformance/store_maker.h"
-#include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera {

@@ -19,7 +19,6 @@
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
-#include "tessera/store_copy.h"
 #include "tessera/tensor_view.h"
 
 namespace {

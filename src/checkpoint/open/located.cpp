@@ -26,7 +26,6 @@
 #include "io/source.h"
 #include "storage/cache/block_cache.h"
 #include "storage/forwarding_store.h"
-#include "storage/open_store.h"
 #include "storage/posix/system.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
@@ -240,19 +239,19 @@ namespace {
 constexpr std::uint64_t kSmall = 1U << 20U;  // bytes
 
 // A small object, read whole at its first read.
-class SmallSource final : public ByteSource {
+class SmallSource final : public ForwardingSource {
  public:
-  explicit SmallSource(std::shared_ptr<ByteSource> source) : source_(std::move(source)) {}
+  using ForwardingSource::ForwardingSource;
 
-  [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
-  [[nodiscard]] const std::string& name() const override { return source_->name(); }
-  [[nodiscard]] std::string version() const override { return source_->version(); }
-  [[nodiscard]] bool checked() const override { return source_->checked(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return kNearRequest; }
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    ByteSource::read_ranges(ranges);
+  }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());
     const std::lock_guard lock(mutex_);
     if (!bytes_) {
-      std::vector<std::byte> bytes = read_all(*source_, kSmall);
+      std::vector<std::byte> bytes = read_all(inner(), kSmall);
       const NoFork moment;
       bytes_ = std::move(bytes);
     }
@@ -260,7 +259,6 @@ class SmallSource final : public ByteSource {
   }
 
  private:
-  const std::shared_ptr<ByteSource> source_;
   mutable SlowMutex mutex_;
   mutable std::optional<std::vector<std::byte>> bytes_;  // guarded by mutex_; null: not read yet
 };

@@ -36,11 +36,17 @@ class DigestingStore::Sink final : public ByteSink {
 std::unique_ptr<ByteSink> DigestingStore::create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) {
   return std::make_unique<Sink>(*this, std::string(name),
-                                store_.create(name, if_exists, size_hint));
+                                inner().create(name, if_exists, size_hint));
+}
+
+std::unique_ptr<ByteSink> DigestingStore::replace(std::string_view name, std::string_view expected,
+                                                  std::uint64_t size_hint) {
+  return std::make_unique<Sink>(*this, std::string(name),
+                                inner().replace(name, expected, size_hint));
 }
 
 void DigestingStore::remove(std::string_view name) {
-  store_.remove(name);
+  inner().remove(name);
   const std::lock_guard lock(mutex_);
   digests_.erase(std::string(name));
 }
@@ -49,7 +55,7 @@ void DigestingStore::write_side_file(const std::string& editable) {
   const std::lock_guard lock(mutex_);
   digests_.erase(editable);
   const std::string text = encode_side_file({"", own_producer(), digests_});
-  put(store_, kDirectorySideFile, std::as_bytes(std::span(text.data(), text.size())),
+  put(inner(), kDirectorySideFile, std::as_bytes(std::span(text.data(), text.size())),
       IfExists::fail);
 }
 

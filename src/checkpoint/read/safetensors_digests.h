@@ -11,41 +11,30 @@
 #include "checkpoint/read/side_file.h"
 #include "format/safetensors/safetensors.h"
 #include "io/checked_source.h"
+#include "storage/forwarding_store.h"
 #include "tessera/io.h"
 #include "tessera/storage.h"
 
 namespace tessera {
 
-// Passes everything on to `store`, which must outlive it and its sinks. Used by several threads.
-class DigestingStore final : public Store {
+// Passes everything on to a store, which must outlive it and its sinks. Used by several threads.
+class DigestingStore final : public ForwardingStore {
  public:
-  explicit DigestingStore(Store& store) : store_(store) {}
+  explicit DigestingStore(Store& store) : ForwardingStore(store) {}
 
   // Writes the side file of a directory: the digests of every object created and committed here,
   // but for `editable`, which people may change. Once, after the last commit.
   void write_side_file(const std::string& editable);
 
-  [[nodiscard]] const std::string& name() const override { return store_.name(); }
-  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    return store_.list(prefix);
-  }
-  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    return store_.list_level(prefix);
-  }
-  [[nodiscard]] bool exists(std::string_view name) const override { return store_.exists(name); }
-  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    return store_.open(name);
-  }
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override;
+  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
+                                                  std::uint64_t size_hint) override;
   void remove(std::string_view name) override;
-  void remove_unfinished() override { store_.remove_unfinished(); }
-  void sync() override { store_.sync(); }
 
  private:
   class Sink;
 
-  Store& store_;
   std::mutex mutex_;
   DigestsByName digests_;  // guarded by mutex_
 };

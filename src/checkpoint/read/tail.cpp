@@ -108,15 +108,11 @@ Tail read_tail(const ByteSource& source, const DataDigest& digest, bool keep_ite
   return tail;
 }
 
-class TailedSource final : public ByteSource {
+class TailedSource final : public ForwardingSource {
  public:
-  TailedSource(std::shared_ptr<const ByteSource> source, const DataDigest& digest)
-      : source_(std::move(source)), digest_(digest) {}
+  TailedSource(const std::shared_ptr<const ByteSource>& source, const DataDigest& digest)
+      : ForwardingSource(source), source_(source), digest_(digest) {}
 
-  [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
-  [[nodiscard]] const std::string& name() const override { return source_->name(); }
-  [[nodiscard]] std::string version() const override { return source_->version(); }
-  [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   [[nodiscard]] bool checked() const override { return true; }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());
@@ -152,7 +148,7 @@ class TailedSource final : public ByteSource {
     return *items_;
   }
 
-  std::shared_ptr<const ByteSource> source_;
+  std::shared_ptr<const ByteSource> source_;  // which inner() is, for slices
   DataDigest digest_;
   mutable SlowMutex mutex_;
   mutable std::optional<CheckedSource> items_;  // guarded by mutex_; once it is there it stays

@@ -1,7 +1,12 @@
-#include "checkpoint/run/cached_store.h"
+#include "tessera/cached_store.h"
 
 #include <algorithm>
 #include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,8 +14,9 @@
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/read/guard.h"
+#include "checkpoint/read/side_file.h"
+#include "io/source.h"
 #include "storage/forwarding_store.h"
-#include "tessera/cached_store.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -29,7 +35,38 @@ bool has_same_metadata(const Store& store, const Store& cache) {
          read_all(*there, kMetadataLimit) == read_all(*here, kMetadataLimit);
 }
 
-}  // namespace
+// What a store says of its files that a copy elsewhere can be compared with.
+
+// Whether a copy of a file may be read.
+struct CopyRule {
+  bool may_be_taken = true;
+  std::optional<FileDigests> digests = {};  // none: nobody has recorded them
+};
+
+// Looks each directory up once. Used by several threads.
+class KnownDigests {
+ public:
+  KnownDigests(std::shared_ptr<Store> store, std::shared_ptr<Store> cache)
+      : store_(std::move(store)), cache_(std::move(cache)) {}
+
+  // Of a file that both have. A directory that cannot be read is no failure: its copies are not
+  // taken.
+  [[nodiscard]] CopyRule rule_of(const std::string& name);
+
+ private:
+  struct Directory {
+    bool is_readable = true;
+    bool has_other_metadata = false;  // the cache's `.metadata` is not the store's
+    std::shared_ptr<const DigestsByName> digests;
+  };
+  const Directory& directory(const std::string& path);
+  [[nodiscard]] Directory look_into(const std::string& path) const;
+
+  std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> cache_;
+  std::mutex mutex_;
+  std::map<std::string, Directory> directories_;  // by path; guarded by mutex_
+};
 
 // The nearest directory that has digests of the file counts.
 CopyRule KnownDigests::rule_of(const std::string& name) {
@@ -70,8 +107,6 @@ KnownDigests::Directory KnownDigests::look_into(const std::string& path) const {
   return found;
 }
 
-namespace {
-
 constexpr std::uint64_t kCompared = 1 << 20;  // bytes at the end of a file without digests
 
 std::shared_ptr<ByteSource> checked(std::shared_ptr<ByteSource> source,
@@ -89,24 +124,20 @@ bool has_same_end(const ByteSource& a, const ByteSource& b) {
 }
 
 // Reads the copy until that fails, and the file from then on.
-class CachedSource final : public ByteSource {
+class NearCopySource final : public ForwardingSource {
  public:
-  CachedSource(std::shared_ptr<ByteSource> file, std::shared_ptr<ByteSource> copy)
-      : file_(std::move(file)), copy_(std::move(copy)) {}
+  NearCopySource(std::shared_ptr<ByteSource> file, std::shared_ptr<ByteSource> copy)
+      : ForwardingSource(std::move(file)), copy_(std::move(copy)) {}
 
-  [[nodiscard]] std::uint64_t size() const override { return file_->size(); }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
-    if (!from_copy([&] { copy_->read_at(offset, out); })) file_->read_at(offset, out);
+    if (!from_copy([&] { copy_->read_at(offset, out); })) inner().read_at(offset, out);
   }
   void read_ranges(std::span<const ReadRange> ranges) const override {
-    if (!from_copy([&] { copy_->read_ranges(ranges); })) file_->read_ranges(ranges);
+    if (!from_copy([&] { copy_->read_ranges(ranges); })) inner().read_ranges(ranges);
   }
-  [[nodiscard]] const std::string& name() const override { return file_->name(); }
-  [[nodiscard]] std::string version() const override { return file_->version(); }
   [[nodiscard]] std::uint64_t request_cost() const override {
-    return failed_ ? file_->request_cost() : copy_->request_cost();
+    return failed_ ? inner().request_cost() : copy_->request_cost();
   }
-  [[nodiscard]] bool checked() const override { return file_->checked(); }
 
  private:
   template <typename Read>
@@ -121,15 +152,14 @@ class CachedSource final : public ByteSource {
     }
   }
 
-  std::shared_ptr<ByteSource> file_;
   std::shared_ptr<ByteSource> copy_;
   mutable std::atomic<bool> failed_{false};
 };
 
 // What is written to it is the store's alone: from then on nothing is read from the cache.
-class CachedStore final : public ForwardingStore {
+class NearCopiesStore final : public ForwardingStore {
  public:
-  CachedStore(const std::shared_ptr<Store>& store, std::shared_ptr<Store> cache)
+  NearCopiesStore(const std::shared_ptr<Store>& store, std::shared_ptr<Store> cache)
       : ForwardingStore(store), cache_(std::move(cache)), known_(store, cache_) {}
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
@@ -139,9 +169,10 @@ class CachedStore final : public ForwardingStore {
     if (!copy) return file;
     const CopyRule rule = known_.rule_of(std::string(name));
     if (!is_good(rule, *file, *copy)) return file;
-    return std::make_shared<CachedSource>(checked(std::move(file), rule.digests),
-                                          checked(std::move(copy), rule.digests));
+    return std::make_shared<NearCopySource>(checked(std::move(file), rule.digests),
+                                            checked(std::move(copy), rule.digests));
   }
+
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
     written_ = true;
@@ -200,7 +231,7 @@ class CachedStore final : public ForwardingStore {
 }  // namespace
 
 std::shared_ptr<Store> cached_store(const Location& of, const Location& cache) {
-  return std::make_shared<CachedStore>(directory_store(of), directory_store(cache));
+  return std::make_shared<NearCopiesStore>(directory_store(of), directory_store(cache));
 }
 
 }  // namespace tessera

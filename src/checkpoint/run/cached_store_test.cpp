@@ -1,12 +1,10 @@
-#include "checkpoint/run/cached_store.h"
+#include "tessera/cached_store.h"
 
 #include <span>
 
 #include <gmock/gmock.h>
 
 #include "checkpoint/run/testing.h"
-#include "tessera/cached_store.h"
-#include "tessera/new_directory.h"
 
 namespace tessera {
 

@@ -18,12 +18,10 @@
 #include "checkpoint/run/upload.h"
 #include "checkpoint/run/upload_files.h"
 #include "checkpoint/save/place.h"
-#include "storage/open_store.h"
 #include "storage/posix/system.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/run_directory.h"
-#include "tessera/store_copy.h"
 
 namespace tessera {
 namespace {
@@ -85,13 +83,12 @@ class FileCopy {
   }
 
   bool is_copied_by_store() {
-    const auto plain = from_.store->open(from_.name);
     const auto copied =
-        to_.store->copy({.from = *plain,
+        to_.store->copy({.from = *source_,
                          .name = to_.name,
                          .if_exists = if_exists(),
                          .copied = [this](std::uint64_t bytes) { meter_.add(bytes); }});
-    if (copied != StoreCopied::cannot) report_.server_bytes += plain->size();
+    if (copied != StoreCopied::cannot) report_.server_bytes += source_->size();
     return copied != StoreCopied::cannot;
   }
 

@@ -1,4 +1,4 @@
-#include "checkpoint/run/gc.h"
+#include "tessera/gc.h"
 
 #include <sys/stat.h>
 
@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -23,12 +25,13 @@
 #include "storage/storage.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/gc.h"
 #include "tessera/storage.h"
-#include "tessera/store_hold.h"
 
 namespace tessera {
 namespace {
+
+using std::chrono::seconds;
+using Time = std::chrono::system_clock::time_point;
 
 constexpr std::string_view kWorking = "-tmp-";
 
@@ -64,6 +67,11 @@ Leftover leftover_at(const std::string& path, LeftoverKind kind, Time now) {
           .age = std::chrono::duration_cast<std::chrono::seconds>(now - extent.last)};
 }
 
+struct DiskLeftovers {
+  std::vector<Leftover> found;           // unfinished files and directories, with their ages
+  std::vector<std::string> directories;  // others, the given one among them
+};
+
 class Search {
  public:
   explicit Search(Time now) : now_(now) {}
@@ -98,8 +106,8 @@ class Search {
   DiskLeftovers result_;
 };
 
-}  // namespace
-
+// In the directory, below it, and directories beside it that were to become it. Links are not
+// followed. Throws `not_found` if there is no such directory.
 DiskLeftovers disk_leftovers(const std::string& directory, Time now) {
   std::error_code error;
   if (!std::filesystem::is_directory(directory, error)) {
@@ -110,17 +118,6 @@ DiskLeftovers disk_leftovers(const std::string& directory, Time now) {
   search.look_beside(directory);
   return search.take();
 }
-
-std::optional<Time> written_at(const std::string& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
-  return std::chrono::system_clock::from_time_t(status.st_mtim.tv_sec);
-}
-
-namespace {
-
-using std::chrono::seconds;
-using Ages = std::function<std::optional<seconds>(const std::string& object)>;
 
 Time now() {
   return std::chrono::system_clock::now();
@@ -223,30 +220,33 @@ std::vector<std::string> proven_leftovers(const std::shared_ptr<Store>& store) {
 }
 
 // Of a DCP directory. What its `.metadata` does not name is as old as that at most.
-void collect_dcp(const std::shared_ptr<Store>& store, const Ages& ages, Collection& collection) {
+void collect_dcp(const std::shared_ptr<Store>& store, Collection& collection) {
   std::unique_ptr<StoreHold> hold;
   if (collection.removes()) hold = store->hold();
-  const auto replaced = ages(std::string(kDcpMetadata));
-  std::map<std::string, std::uint64_t> sizes;
-  for (const ObjectInfo& object : store->list_level()) sizes.emplace(object.name, object.size);
+  std::map<std::string, ObjectInfo, std::less<>> objects;
+  for (const ObjectInfo& object : store->list_level()) objects.emplace(object.name, object);
+  const auto metadata = objects.find(kDcpMetadata);
   for (const std::string& name : proven_leftovers(store)) {
-    const auto size = sizes.find(name);
-    if (size == sizes.end()) continue;
-    auto age = ages(name);
-    if (age && replaced) age = std::min(*age, *replaced);
-    collection.take({.path = store->name() + "/" + name, .bytes = size->second, .age = age}, [&] {
-      store->remove(name);
-      return true;
-    });
+    const auto found = objects.find(name);
+    if (found == objects.end()) continue;
+    std::optional<Time> written = found->second.written;
+    if (written && metadata != objects.end() && metadata->second.written)
+      written = std::max(*written, *metadata->second.written);
+    collection.take({.path = store->name() + "/" + name,
+                     .bytes = found->second.size,
+                     .age = written ? std::optional(age_of(*written)) : std::nullopt},
+                    [&] {
+                      store->remove(name);
+                      return true;
+                    });
   }
 }
 
 // Nothing of a directory that a writer holds is touched. One with a damaged checkpoint does not
 // keep the rest.
-void collect_unless_held(const std::shared_ptr<Store>& store, const Ages& ages,
-                         Collection& collection) {
+void collect_unless_held(const std::shared_ptr<Store>& store, Collection& collection) {
   try {
-    collect_dcp(store, ages, collection);
+    collect_dcp(store, collection);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::conflict) return collection.spare();
     collection.fail(store->name(), error);
@@ -284,18 +284,11 @@ void collect_disk(const std::string& directory, Collection& collection) {
   for (const std::string& path : leftovers.directories) {
     const auto store = posix_store(path);
     if (!may_be_dcp(store->list_level())) continue;
-    const std::string below = path + "/";
-    const auto ages = [&](const std::string& name) -> std::optional<seconds> {
-      const auto written = written_at(below + name);
-      return written ? std::optional(age_of(*written)) : std::nullopt;
-    };
-    collect_unless_held(store, ages, collection);
+    collect_unless_held(store, collection);
   }
 }
 
 void collect_store(const std::shared_ptr<Store>& store, Collection& collection) {
-  std::map<std::string, Time> times;
-  if (auto* keeper = dynamic_cast<Housekeeping*>(store.get())) times = keeper->times_of_objects();
   std::map<std::string, std::vector<ObjectInfo>> by_directory;
   for (const ObjectInfo& object : store->list()) {
     const std::size_t slash = object.name.rfind('/');
@@ -305,20 +298,14 @@ void collect_store(const std::shared_ptr<Store>& store, Collection& collection) 
   }
   for (const auto& [directory, files] : by_directory) {
     if (!may_be_dcp(files)) continue;
-    const std::string below = directory.empty() ? "" : directory + "/";
-    const auto ages = [&](const std::string& name) -> std::optional<seconds> {
-      const auto written = times.find(below + name);
-      return written == times.end() ? std::nullopt : std::optional(age_of(written->second));
-    };
-    const std::shared_ptr<Store> part =
-        directory.empty() ? store : std::make_shared<SubStore>(store, directory);
-    collect_unless_held(part, ages, collection);
+    collect_unless_held(directory.empty() ? store : std::make_shared<SubStore>(store, directory),
+                        collection);
   }
 }
 
 // By a name that this library alone gives, if it was killed before it could mark the upload.
 bool is_ours(const UnfinishedUpload& upload) {
-  const std::string name = upload.key.substr(upload.key.rfind('/') + 1);
+  const std::string name = upload.path.substr(upload.path.rfind('/') + 1);
   return upload.is_ours || is_attempt_name(name) || is_probe_name(name);
 }
 
@@ -337,19 +324,19 @@ GcReport gc(const Location& target, const GcOptions& options) {
 GcReport gc_uploads(const Location& target, const GcOptions& options) {
   Collection collection(options);
   const auto store = directory_store(target);
-  auto* keeper = dynamic_cast<Housekeeping*>(store.get());
-  if (keeper == nullptr) {
+  const auto uploads = store->uploads_begun_before(collection.before());
+  if (!uploads) {
     throw Error(ErrorCode::unsupported, "only object stores have uploads: name s3://BUCKET/...")
         .at_path(to_string(target));
   }
-  for (const UnfinishedUpload& upload : keeper->uploads_begun_before(collection.before())) {
+  for (const UnfinishedUpload& upload : *uploads) {
     if (!is_ours(upload)) continue;
     collection.take({.kind = LeftoverKind::upload,
                      .path = upload.path,
                      .bytes = upload.bytes,
                      .age = age_of(upload.last)},
                     [&] {
-                      keeper->abort(upload);
+                      upload.abort();
                       return true;
                     });
   }

@@ -1,4 +1,4 @@
-#include "checkpoint/run/gc.h"
+#include "tessera/gc.h"
 
 #include <chrono>
 #include <filesystem>
@@ -15,10 +15,7 @@
 #include "conformance/temporary_directory.h"
 #include "conformance/unprivileged.h"
 #include "tessera/copy.h"
-#include "tessera/gc.h"
-#include "tessera/new_directory.h"
 #include "tessera/save_part.h"
-#include "tessera/store_hold.h"
 
 namespace tessera {
 

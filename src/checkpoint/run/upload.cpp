@@ -17,7 +17,7 @@
 #include "checkpoint/save/place.h"
 #include "comm/long_work.h"
 #include "tessera/error.h"
-#include "tessera/store_copy.h"
+#include "tessera/store_capabilities.h"
 #include "tessera/upload.h"
 
 namespace tessera {

@@ -15,7 +15,6 @@
 #include "checkpoint/save/place.h"
 #include "comm/message.h"
 #include "tessera/comm.h"
-#include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera {

@@ -381,16 +381,13 @@ namespace {
 
 constexpr std::size_t kMostAround = 16;  // blocks that are in memory because parts are wanted
 
-class CachingSource final : public ByteSource {
+class BlockCachedSource final : public ForwardingSource {
  public:
-  CachingSource(std::shared_ptr<ByteSource> source, std::shared_ptr<BlockCache> cache)
-      : source_(std::move(source)), cache_(std::move(cache)), key_(BlockCache::key_of(*source_)) {}
+  BlockCachedSource(std::shared_ptr<ByteSource> source, std::shared_ptr<BlockCache> cache)
+      : ForwardingSource(std::move(source)),
+        cache_(std::move(cache)),
+        key_(BlockCache::key_of(inner())) {}
 
-  [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
-  [[nodiscard]] const std::string& name() const override { return source_->name(); }
-  [[nodiscard]] std::string version() const override { return source_->version(); }
-  [[nodiscard]] std::string identity() const override { return source_->identity(); }
-  [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     const ReadRange range{offset, out};
     read_ranges({&range, 1});
@@ -450,7 +447,7 @@ class CachingSource final : public ByteSource {
     }
     if (wanted.empty()) return;
     std::ranges::sort(wanted, {}, &ReadRange::offset);
-    source_->read_ranges(wanted);
+    inner().read_ranges(wanted);
     for (const auto& [block, bytes] : blocks)
       cache_->keep(place_at(block * BlockCache::kBlock), bytes);
     for (const Part& part : missing.parts)
@@ -459,14 +456,13 @@ class CachingSource final : public ByteSource {
     missing = {};
   }
 
-  const std::shared_ptr<ByteSource> source_;
   const std::shared_ptr<BlockCache> cache_;
   const std::string key_;
 };
 
-class CachingStore final : public ForwardingStore {
+class BlockCachedStore final : public ForwardingStore {
  public:
-  CachingStore(std::shared_ptr<Store> store, std::shared_ptr<BlockCache> cache)
+  BlockCachedStore(std::shared_ptr<Store> store, std::shared_ptr<BlockCache> cache)
       : ForwardingStore(std::move(store)), cache_(std::move(cache)) {}
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
@@ -479,7 +475,7 @@ class CachingStore final : public ForwardingStore {
  private:
   [[nodiscard]] std::shared_ptr<ByteSource> cached(std::shared_ptr<ByteSource> source) const {
     if (source->identity().empty()) return source;
-    return std::make_shared<CachingSource>(std::move(source), cache_);
+    return std::make_shared<BlockCachedSource>(std::move(source), cache_);
   }
 
   const std::shared_ptr<BlockCache> cache_;
@@ -494,14 +490,14 @@ constinit Used used;
 
 }  // namespace
 
-std::shared_ptr<Store> caching_store(std::shared_ptr<Store> store,
-                                     std::shared_ptr<BlockCache> cache) {
-  return std::make_shared<CachingStore>(std::move(store), std::move(cache));
+std::shared_ptr<Store> block_cached_store(std::shared_ptr<Store> store,
+                                          std::shared_ptr<BlockCache> cache) {
+  return std::make_shared<BlockCachedStore>(std::move(store), std::move(cache));
 }
 
 std::shared_ptr<Store> with_local_cache(std::shared_ptr<Store> store) {
   const std::lock_guard lock(used.mutex);
-  return used.cache ? caching_store(std::move(store), used.cache) : store;
+  return used.cache ? block_cached_store(std::move(store), used.cache) : store;
 }
 
 void use_local_cache(std::optional<LocalCache> cache) {

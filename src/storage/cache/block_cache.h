@@ -133,11 +133,13 @@ class BlockCache {
   std::atomic<std::uint64_t> bytes_{0};  // of all blocks, as far as this process knows
 };
 
-// A store whose objects are read through a local cache.
+// A store whose objects are read through a cache of blocks, which fills itself: by versions, for
+// any objects. cached_store() of tessera/cached_store.h reads copies of files that somebody else
+// made.
 
 // Objects without an identity are not kept. Writes go to the store.
-[[nodiscard]] std::shared_ptr<Store> caching_store(std::shared_ptr<Store> store,
-                                                   std::shared_ptr<BlockCache> cache);
+[[nodiscard]] std::shared_ptr<Store> block_cached_store(std::shared_ptr<Store> store,
+                                                        std::shared_ptr<BlockCache> cache);
 // The same with what use_local_cache() has said; `store` itself if that is nothing.
 [[nodiscard]] std::shared_ptr<Store> with_local_cache(std::shared_ptr<Store> store);
 

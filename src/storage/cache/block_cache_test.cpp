@@ -61,8 +61,8 @@ class CountedStore final : public ForwardingStore {
 
 struct MemoryBehindACache {
   std::shared_ptr<Store> make() {
-    return caching_store(std::make_shared<CountedStore>(memory_store()),
-                         std::make_shared<BlockCache>(directory.path(), 100 * kMebi));
+    return block_cached_store(std::make_shared<CountedStore>(memory_store()),
+                              std::make_shared<BlockCache>(directory.path(), 100 * kMebi));
   }
   TemporaryDirectory directory;
 };
@@ -79,7 +79,7 @@ class Caching : public ::testing::Test {
     put(*store_, "a", bytes_, IfExists::replace);
   }
   std::shared_ptr<Store> cached(std::uint64_t most = 100 * kMebi) {
-    return caching_store(store_, std::make_shared<BlockCache>(directory_.path(), most));
+    return block_cached_store(store_, std::make_shared<BlockCache>(directory_.path(), most));
   }
   void expect_reads(const ByteSource& source, std::uint64_t offset, std::size_t size) {
     Bytes out(size);
@@ -193,8 +193,8 @@ TEST_F(Caching, TheOldestGoWhenItIsFull) {
 
 TEST_F(Caching, WithoutADiskThatTakesItTheStoreIsRead) {
   std::ofstream(directory_.path() + "/file") << "";
-  const auto store =
-      caching_store(store_, std::make_shared<BlockCache>(directory_.path() + "/file", 100 * kMebi));
+  const auto store = block_cached_store(
+      store_, std::make_shared<BlockCache>(directory_.path() + "/file", 100 * kMebi));
   expect_whole(*store);
   expect_whole(*store);
 }
@@ -240,7 +240,7 @@ TEST_F(Caching, WithoutAnIdentityNothingIsKept) {
   auto plain = memory_store();
   put(*plain, "a", bytes_, IfExists::fail);
   const auto store =
-      caching_store(plain, std::make_shared<BlockCache>(directory_.path(), 100 * kMebi));
+      block_cached_store(plain, std::make_shared<BlockCache>(directory_.path(), 100 * kMebi));
   expect_whole(*store);
   EXPECT_TRUE(directory_.empty());
 }

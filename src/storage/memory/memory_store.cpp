@@ -9,7 +9,6 @@
 #include "io/source.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
-#include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera {

@@ -27,7 +27,6 @@
 #include "storage/posix/replaced_directory.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
-#include "tessera/store_hold.h"
 
 namespace {
 

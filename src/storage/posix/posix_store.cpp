@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <optional>
 
@@ -17,9 +18,7 @@
 #include "storage/posix/system.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
-#include "tessera/new_directory.h"
 #include "tessera/storage.h"
-#include "tessera/store_hold.h"
 
 namespace tessera {
 namespace {
@@ -387,7 +386,8 @@ class PosixStore final : public Store {
     // A file that vanished between the listing and the stat is not there.
     if (::stat(entry.path.c_str(), &status) != 0) return;
     found.push_back({entry.path.substr(directory_.size() + 1),
-                     static_cast<std::uint64_t>(status.st_size), version_of(status, has_numbers)});
+                     static_cast<std::uint64_t>(status.st_size), version_of(status, has_numbers),
+                     std::chrono::system_clock::from_time_t(status.st_mtim.tv_sec)});
   }
 
   // Where a listing of what begins with `prefix` begins.

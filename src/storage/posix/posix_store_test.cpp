@@ -9,7 +9,7 @@
 #include "conformance/unprivileged.h"
 #include "storage/forwarding_store.h"
 #include "storage/storage.h"
-#include "tessera/store_hold.h"
+#include "tessera/store_capabilities.h"
 
 namespace tessera {
 

@@ -7,8 +7,8 @@
 
 #include "base/process.h"
 #include "storage/posix/lock.h"
-#include "tessera/new_directory.h"
 #include "tessera/storage.h"
+#include "tessera/store_capabilities.h"
 
 namespace tessera {
 

@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <list>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -72,8 +72,11 @@ bool is_name(std::string_view name) {
   }
 }
 
+using Time = std::chrono::system_clock::time_point;
+
 // Text of a server; none: it says nothing, or nothing that is a time.
 std::optional<Time> time_of(const std::string& text) {
+  if (text.empty()) return std::nullopt;
   try {
     return s3::parse_time(text);
   } catch (const Error&) {
@@ -81,7 +84,7 @@ std::optional<Time> time_of(const std::string& text) {
   }
 }
 
-class S3Store final : public Store, public Housekeeping {
+class S3Store final : public Store {
  public:
   S3Store(std::shared_ptr<Bucket> bucket, const std::string& prefix)
       : bucket_(std::move(bucket)),
@@ -139,7 +142,7 @@ class S3Store final : public Store, public Housekeeping {
     return s3_sink(bucket_, key_of(name), {.version = std::string(expected)}, size_hint);
   }
   StoreCopied copy(const StoreCopy& what) override {
-    const auto* from = dynamic_cast<const S3Source*>(&what.from);
+    const auto* from = dynamic_cast<const S3Source*>(&what.from.original());
     if (from == nullptr || !from->is_beside(*bucket_)) return StoreCopied::cannot;
     return s3::copy_by_server(*bucket_, {.from = from->copied(),
                                          .size = from->size(),
@@ -148,27 +151,17 @@ class S3Store final : public Store, public Housekeeping {
                                          .copied = what.copied});
   }
   void remove(std::string_view name) override { bucket_->remove(key_of(name)); }
-  [[nodiscard]] std::vector<UnfinishedUpload> uploads_begun_before(Time before) override {
-    const std::string own = root_.substr(0, root_.empty() ? 0 : root_.size() - 1);
+  [[nodiscard]] std::optional<std::vector<UnfinishedUpload>> uploads_begun_before(
+      Time then, std::string_view name) const override {
+    const std::string below = below_of(name);
+    const std::string own = below.substr(0, below.empty() ? 0 : below.size() - 1);
     std::vector<UnfinishedUpload> found;
     for (const s3::ListedUpload& upload : bucket_->list_uploads(own)) {
       const auto begun = time_of(upload.initiated);
-      const bool is_below = upload.key == own || upload.key.starts_with(root_);
-      if (is_below && begun && *begun < before) found.push_back(looked_at(upload, *begun));
+      const bool is_below = upload.key == own || upload.key.starts_with(below);
+      if (is_below && begun && *begun < then) found.push_back(looked_at(upload, *begun));
     }
     return found;
-  }
-  void abort(const UnfinishedUpload& upload) override { bucket_->abort({upload.key, upload.id}); }
-  [[nodiscard]] std::map<std::string, Time> times_of_objects() override {
-    std::map<std::string, Time> times;
-    bucket_->list(root_, false, [&](const s3::Listing& page) {
-      for (const s3::ListedObject& object : page.objects) {
-        require_below(root_, object.key);
-        if (const auto time = time_of(object.modified))
-          times.emplace(object.key.substr(root_.size()), *time);
-      }
-    });
-    return times;
   }
   void require_writable(std::string_view probe, bool is_only_writer) override {
     bucket_->once_around(root_, is_only_writer ? "write alone" : "write",
@@ -181,10 +174,12 @@ class S3Store final : public Store, public Housekeeping {
     return root_ + std::string(name);
   }
 
-  [[nodiscard]] UnfinishedUpload looked_at(const s3::ListedUpload& upload, Time begun) {
-    UnfinishedUpload seen{
-        .path = bucket_->path_of(upload.key), .key = upload.key, .id = upload.id, .last = begun};
-    for (const s3::ListedPart& part : bucket_->list_parts({upload.key, upload.id})) {
+  [[nodiscard]] UnfinishedUpload looked_at(const s3::ListedUpload& listed, Time begun) const {
+    const s3::Upload upload{listed.key, listed.id};
+    UnfinishedUpload seen{.path = bucket_->path_of(upload.key),
+                          .last = begun,
+                          .abort = [bucket = bucket_, upload] { bucket->abort(upload); }};
+    for (const s3::ListedPart& part : bucket_->list_parts(upload)) {
       seen.is_ours = seen.is_ours || s3::is_mark(part);
       seen.bytes += part.size;
       seen.last = std::max(seen.last, time_of(part.modified).value_or(begun));
@@ -210,8 +205,9 @@ class S3Store final : public Store, public Housekeeping {
       for (const s3::ListedObject& object : page.objects) {
         require_below(below, object.key);
         std::string name = object.key.substr(root_.size());
-        if (is_name(name))
-          found.push_back({std::move(name), object.size, bucket_->listed_version(object)});
+        if (!is_name(name)) continue;
+        found.push_back({std::move(name), object.size, bucket_->listed_version(object),
+                         time_of(object.modified)});
       }
     });
     // Servers promise the order of UTF-8 bytes, of which directory buckets know nothing.

@@ -10,7 +10,6 @@
 #include "storage/http/uri.h"
 #include "storage/s3/bucket.h"
 #include "tessera/storage.h"
-#include "tessera/store_copy.h"
 
 namespace tessera {
 
