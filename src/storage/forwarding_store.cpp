@@ -12,28 +12,14 @@ class StoppingStore final : public ForwardingStore {
   StoppingStore(std::shared_ptr<Store> store, std::stop_token stop)
       : ForwardingStore(std::move(store)), stop_(std::move(stop)) {}
 
-  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    require_going_on(stop_);
-    return ForwardingStore::list(prefix);
-  }
-  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    require_going_on(stop_);
-    return ForwardingStore::list_level(prefix);
-  }
-  [[nodiscard]] bool exists(std::string_view name) const override {
-    require_going_on(stop_);
-    return ForwardingStore::exists(name);
-  }
-  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    require_going_on(stop_);
-    return ForwardingStore::open(name);
-  }
   [[nodiscard]] std::shared_ptr<ByteSource> open_listed(const ObjectInfo& object) const override {
-    require_going_on(stop_);
+    before_look();
     return inner().open_listed(object);
   }
 
  private:
+  void before_look() const override { require_going_on(stop_); }
+
   std::stop_token stop_;
 };
 

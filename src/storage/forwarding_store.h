@@ -25,36 +25,36 @@ class ForwardingStore : public Store {
 
   [[nodiscard]] const std::string& name() const override { return inner_->name(); }
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    return inner_->list(prefix);
+    return looked().list(prefix);
   }
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    return inner_->list_level(prefix);
+    return looked().list_level(prefix);
   }
   [[nodiscard]] std::vector<std::string> list_directories(std::string_view in) const override {
-    return inner_->list_directories(in);
+    return looked().list_directories(in);
   }
-  [[nodiscard]] bool exists(std::string_view name) const override { return inner_->exists(name); }
+  [[nodiscard]] bool exists(std::string_view name) const override { return looked().exists(name); }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    return inner_->open(name);
+    return looked().open(name);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
-    return inner_->create(name, if_exists, size_hint);
+    return changed().create(name, if_exists, size_hint);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
                                                   std::uint64_t size_hint) override {
-    return inner_->replace(name, expected, size_hint);
+    return changed().replace(name, expected, size_hint);
   }
   [[nodiscard]] bool has_directories() const override { return inner_->has_directories(); }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
-    return inner_->share(name);
+    return changed().share(name);
   }
   [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                             IfExists if_exists) override {
-    return inner_->new_directory(name, if_exists);
+    return changed().new_directory(name, if_exists);
   }
-  StoreCopied copy(const StoreCopy& what) override { return inner_->copy(what); }
-  void remove(std::string_view name) override { inner_->remove(name); }
+  StoreCopied copy(const StoreCopy& what) override { return changed().copy(what); }
+  void remove(std::string_view name) override { changed().remove(name); }
   void require_writable(std::string_view probe, bool is_only_writer) override {
     inner_->require_writable(probe, is_only_writer);
   }
@@ -74,8 +74,20 @@ class ForwardingStore : public Store {
 
  protected:
   [[nodiscard]] Store& inner() const { return *inner_; }
+  // Come before everything here that lists or opens, and before everything that changes an object.
+  virtual void before_look() const {}
+  virtual void before_change() {}
 
  private:
+  [[nodiscard]] Store& looked() const {
+    before_look();
+    return *inner_;
+  }
+  [[nodiscard]] Store& changed() {
+    before_change();
+    return *inner_;
+  }
+
   std::shared_ptr<Store> inner_;
 };
 

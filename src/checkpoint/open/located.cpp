@@ -140,12 +140,7 @@ class NamedStore final : public ForwardingStore {
     return found;
   }
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    const std::size_t from = prefix.empty() ? 0 : prefix.size() + 1;
-    std::vector<ObjectInfo> found = list(prefix);
-    std::erase_if(found, [from](const ObjectInfo& object) {
-      return object.name.find('/', from) != std::string::npos;
-    });
-    return found;
+    return Store::list_level(prefix);
   }
   // Neither kind has any.
   [[nodiscard]] std::vector<std::string> list_directories(std::string_view /*in*/) const override {
@@ -302,22 +297,16 @@ class SnapshotStore final : public ForwardingStore {
     if (auto source = opened(name)) return source;
     return ForwardingStore::open(name);  // its error, or what has come since
   }
-  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
-                                                 std::uint64_t size_hint) override {
-    forget();
-    return ForwardingStore::create(name, if_exists, size_hint);
-  }
-  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
-                                                  std::uint64_t size_hint) override {
-    forget();
-    return ForwardingStore::replace(name, expected, size_hint);
-  }
-  void remove(std::string_view name) override {
-    forget();
-    ForwardingStore::remove(name);
-  }
 
  private:
+  void before_change() override {
+    const std::lock_guard lock(mutex_);
+    const NoFork moment;
+    lists_of_all_.clear();
+    levels_.clear();
+    opened_.clear();
+  }
+
   // With the mutex, as all below.
   template <typename T, typename Ask>
   static const T& remembered(ByName<T>& by_name, std::string_view name, const Ask& ask) {
@@ -368,14 +357,6 @@ class SnapshotStore final : public ForwardingStore {
       if (error.code() != ErrorCode::not_found) throw;
       return nullptr;
     }
-  }
-
-  void forget() {
-    const std::lock_guard lock(mutex_);
-    const NoFork moment;
-    lists_of_all_.clear();
-    levels_.clear();
-    opened_.clear();
   }
 
   const bool lists_;

@@ -173,35 +173,9 @@ class NearCopiesStore final : public ForwardingStore {
                                             checked(std::move(copy), rule.digests));
   }
 
-  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
-                                                 std::uint64_t size_hint) override {
-    written_ = true;
-    return ForwardingStore::create(name, if_exists, size_hint);
-  }
-  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
-                                                  std::uint64_t size_hint) override {
-    written_ = true;
-    return ForwardingStore::replace(name, expected, size_hint);
-  }
-  StoreCopied copy(const StoreCopy& what) override {
-    written_ = true;
-    return ForwardingStore::copy(what);
-  }
-  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
-    written_ = true;
-    return ForwardingStore::share(name);
-  }
-  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
-                                                            IfExists if_exists) override {
-    written_ = true;
-    return ForwardingStore::new_directory(name, if_exists);
-  }
-  void remove(std::string_view name) override {
-    written_ = true;
-    ForwardingStore::remove(name);
-  }
-
  private:
+  void before_change() override { written_ = true; }
+
   // Null: there is none of that size. A cache that fails has none.
   std::shared_ptr<ByteSource> copy_of(const std::string& name, const ByteSource& file) const {
     if (is_side_file_name(name) || name == kDirectorySideFile) return nullptr;
