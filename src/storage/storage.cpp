@@ -33,6 +33,15 @@ void require_safe_name(std::string_view name, const std::string& store) {
   }
 }
 
+std::shared_ptr<ByteSource> open_if_there(const Store& store, std::string_view name) {
+  try {
+    return store.open(name);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    return nullptr;
+  }
+}
+
 void put(Store& store, std::string_view name, ByteView bytes, IfExists if_exists) {
   const auto sink = store.create(name, if_exists, bytes.size());
   sink->write_at(0, bytes);
@@ -63,7 +72,8 @@ class ReplacingSink final : public ByteSink {
   void write_at(std::uint64_t offset, ByteView bytes) override { sink_->write_at(offset, bytes); }
   void keep_at(std::uint64_t offset, ByteView bytes) override { sink_->keep_at(offset, bytes); }
   void commit() override {
-    if (found() != expected_) {
+    const auto found = open_if_there(store_, object_);
+    if (!found || found->version() != expected_) {
       throw Error(ErrorCode::conflict, "another writer has replaced or removed the object")
           .at_path(sink_->name());
     }
@@ -72,15 +82,6 @@ class ReplacingSink final : public ByteSink {
   [[nodiscard]] const std::string& name() const override { return sink_->name(); }
 
  private:
-  [[nodiscard]] std::optional<std::string> found() const {
-    try {
-      return store_.open(object_)->version();
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::not_found) return std::nullopt;
-      throw;
-    }
-  }
-
   const Store& store_;
   const std::string object_;
   const std::string expected_;
@@ -90,13 +91,7 @@ class ReplacingSink final : public ByteSink {
 }  // namespace
 
 bool Store::exists(std::string_view name) const {
-  try {
-    (void)open(name);
-    return true;
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::not_found) return false;
-    throw;
-  }
+  return open_if_there(*this, name) != nullptr;
 }
 
 std::vector<ObjectInfo> Store::list_level(std::string_view prefix) const {

@@ -30,6 +30,9 @@ void require_safe_name(std::string_view name, const std::string& store);
 // takes its place and for what had it.
 inline constexpr std::string_view kWorkMark = "-tmp-", kOldMark = ".old-";
 
+// The object; null: there is none.
+[[nodiscard]] std::shared_ptr<ByteSource> open_if_there(const Store& store, std::string_view name);
+
 // Which store a path or a URL means.
 
 // Whether open_store() gives something else for it than a directory of this machine. "./s3://b" is

@@ -154,12 +154,8 @@ class NamedStore final : public ForwardingStore {
     if (is_known_) return objects_;
     std::vector<ObjectInfo> asked(names_.size());
     parallel_for(kAskedAtOnce, names_.size(), [&](std::size_t i) {
-      try {
-        const auto source = inner().open(names_[i]);
+      if (const auto source = open_if_there(inner(), names_[i]))
         asked[i] = {names_[i], source->size(), source->version()};
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::not_found) throw;
-      }
     });
     std::erase_if(asked, [](const ObjectInfo& object) { return object.name.empty(); });
     const NoFork moment;
@@ -341,22 +337,13 @@ class SnapshotStore final : public ForwardingStore {
     return remembered(opened_, name, [&]() -> std::shared_ptr<ByteSource> {
       std::shared_ptr<ByteSource> source;
       if (!lists_) {
-        source = open_if_there(name);
+        source = open_if_there(inner(), name);
       } else if (const ObjectInfo* object = listed(name)) {
         source = inner().open_listed(*object);
       }
       const bool is_small = source && source->size() <= kSmall;
       return is_small ? std::make_shared<SmallSource>(std::move(source)) : source;
     });
-  }
-
-  std::shared_ptr<ByteSource> open_if_there(std::string_view name) const {
-    try {
-      return ForwardingStore::open(name);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::not_found) throw;
-      return nullptr;
-    }
   }
 
   const bool lists_;

@@ -17,6 +17,7 @@
 #include "checkpoint/read/side_file.h"
 #include "checkpoint/save/data_files.h"
 #include "comm/long_work.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -62,13 +63,7 @@ Probe::~Probe() {
 }
 
 bool shows_probe(const Store& store, const std::string& name) {
-  try {
-    (void)store.open(name);
-    return true;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::not_found) throw;
-    return false;
-  }
+  return open_if_there(store, name) != nullptr;
 }
 
 void ProbeLook::look(const std::shared_ptr<Store>& store, const std::string& name) {
@@ -164,14 +159,9 @@ void require_size(const Sought& file, std::uint64_t size, const Store& store) {
 }
 
 bool opens(const Store& store, const Sought& file) {
-  std::optional<std::uint64_t> size;
-  try {
-    size = store.open(file.name)->size();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::not_found) throw;
-  }
-  if (size) require_size(file, *size, store);
-  return size.has_value();
+  const auto found = open_if_there(store, file.name);
+  if (found) require_size(file, found->size(), store);
+  return found != nullptr;
 }
 
 // What is found is no longer `missing`.
