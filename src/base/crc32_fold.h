@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// What a long text can be replaced by: a text of this many bytes with the same CRC-32, but for what
-// the CRC begins with, which is folded in.
+// The size of a text that can replace a long one: a text of this many bytes with the same CRC-32,
+// but for what the CRC begins with, which is folded in.
 inline constexpr std::size_t kFoldedBytes = 256;
 
 // Whether this processor has the instructions.

@@ -26,7 +26,7 @@ class Expression {
   // Whether the whole text matches.
   [[nodiscard]] bool matches(std::string_view text) const;
 
-  // What takes the place of a match: text, and groups of the match.
+  // The replacement of a match: text, and groups of the match.
   struct Part {
     std::string text;
     int group = -1;  // behind the text; 0: the whole match, -1: none

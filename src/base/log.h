@@ -16,10 +16,11 @@ namespace tessera {
 
 // How the library says what tessera/log.h hands to the program.
 
-// What concerns this process: a file, a rank.
+// Logs a message that concerns this process: a file, a rank.
 void log(LogLevel level, std::string_view message);
 
-// What every rank says alike. Only where no hook is set does it matter: rank 0 alone writes it.
+// Logs a message that every rank says alike. Only where no hook is set does it matter: rank 0 alone
+// writes it.
 void log_of_all(LogLevel level, std::string_view message);
 
 // Tells an EventHook how the phases of a job went.
@@ -43,8 +44,8 @@ class JobLog {
   std::uint64_t id_;
 };
 
-// What a job sends over the network: counted for the job and not for the process, because several
-// may run at once.
+// The requests that a job sends over the network: counted for the job and not for the process,
+// because several may run at once.
 
 struct Traffic {
   std::uint64_t requests = 0, retries = 0, bytes_again = 0;  // as IoReport has them

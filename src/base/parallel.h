@@ -21,7 +21,7 @@ class HeedStop;
 class RecentBlocks;
 class TrafficCount;
 
-// What the work of a thread belongs to. Threads of parallel_for have that of its caller.
+// The job that the work of a thread belongs to. Threads of parallel_for have that of its caller.
 struct ThreadJob {
   const HeedStop* stop = nullptr;   // the innermost; null: none
   TrafficCount* traffic = nullptr;  // likewise

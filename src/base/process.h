@@ -1,4 +1,4 @@
-// What the library knows of its process and machine.
+// The process and the machine, as the library knows them.
 #pragma once
 
 #include <unistd.h>
@@ -129,7 +129,7 @@ using Variables = std::vector<std::string>;
 [[nodiscard]] std::optional<std::string> variable_of(const Variables& all, std::string_view name);
 [[nodiscard]] std::optional<std::string> environment_variable(std::string_view name);
 
-// What this machine is called.
+// The name of this machine.
 
 // Empty if the system does not say.
 [[nodiscard]] inline std::string host_name() {

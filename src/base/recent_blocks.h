@@ -44,7 +44,7 @@ class RecentBlocks {
     std::promise<Bytes> promise_;
   };
 
-  // What is known of a block: nothing; its bytes; or that another thread reads it.
+  // The state of a block: nothing; its bytes; or that another thread reads it.
   struct Known {
     Bytes bytes;
     bool is_coming = false;

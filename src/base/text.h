@@ -13,7 +13,7 @@
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
-// What somebody may have meant who typed a name that is not there.
+// Names that somebody may have meant who typed one that is not there.
 
 // The name nearest to `typed`: at most two letters inserted, left out, changed or swapped with
 // their neighbour, and fewer than half of it. Empty: none is that near, or more than 256 letters
@@ -70,7 +70,7 @@ inline constexpr int kNumberBound = 1 << 20;
 // A number with zeros in front, as sets of files count; of one digit to six.
 [[nodiscard]] std::optional<int> padded_number(std::string_view text);
 
-// What stands between `prefix` and `suffix` in `name`, when it is a plain number.
+// The number between `prefix` and `suffix` in `name`, when it is a plain one.
 [[nodiscard]] std::optional<int> number_between(std::string_view prefix, std::string_view name,
                                                 std::string_view suffix);
 

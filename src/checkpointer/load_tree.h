@@ -1,4 +1,4 @@
-// What a restore loads into: the memory of a model and its optimizer.
+// The tree that a restore loads into: the memory of a model and its optimizer.
 #pragma once
 
 #include <optional>

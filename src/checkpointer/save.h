@@ -1,4 +1,4 @@
-// What OLMo calls its checkpointers, and which files are theirs (checkpoint-rows O-80).
+// The names of OLMo's checkpointers, and which files are theirs (checkpoint-rows O-80).
 #pragma once
 
 #include <optional>
@@ -26,7 +26,7 @@ void require_named(CheckpointerKind kind, const std::optional<std::string>& name
 
 // The places of a checkpoint's files.
 
-// What is called `name` in the directory or the store at `where`.
+// The file called `name` in the directory or the store at `where`.
 [[nodiscard]] Location inside(const Location& where, const std::string& name);
 
 // The directory `where`, read through a cache if there is one.

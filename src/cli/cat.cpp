@@ -51,7 +51,7 @@ std::int64_t clamp_index(std::optional<std::int64_t> index, std::int64_t size,
   return std::min(*index, size);
 }
 
-// What `part` of the slices takes of dimension `d`.
+// The range that `part` of the slices takes of dimension `d`.
 FlatRange range_of(std::string_view part, const std::string& slices, const Shape& shape,
                    std::size_t d) {
   const std::size_t colon = part.find(':');

@@ -27,7 +27,7 @@ struct Common {
   LocalCache cache = {};  // without a directory there is none
 };
 
-// What the chosen command does; returns the exit code.
+// The work of the chosen command; returns the exit code.
 using Action = std::function<int()>;
 
 void add_common(CLI::App& command, Common& common);

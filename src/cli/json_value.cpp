@@ -21,8 +21,8 @@ using Kind = Value::Kind;
 
 constexpr std::size_t kLongestText = 1 << 20;  // bytes of a value that JSON has no word for
 
-// What JSON has a word for: None, booleans, strings, integers of 64 bits and finite reals. nullopt:
-// any other value.
+// The JSON of a value for which it has a word: None, booleans, strings, integers of 64 bits and
+// finite reals. nullopt: any other value.
 std::optional<Json> json_scalar(const Value& value) {
   switch (value.kind()) {
     case Kind::none:

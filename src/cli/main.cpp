@@ -131,7 +131,7 @@ void require_command(const CLI::App& app, int argc, char** argv) {
   if (argc >= 2 && argv[1][0] != '-') (void)command_named(app, argv[1]);
 }
 
-// What CLI11 says of a wrong command line, and for programs the same as a document.
+// Prints what CLI11 says of a wrong command line, and for programs the same as a document.
 int report_usage(const CLI::App& app, const CLI::ParseError& error, bool json) {
   std::ostringstream out, err;
   const int code = app.exit(error, out, err);

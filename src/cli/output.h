@@ -1,4 +1,4 @@
-// What people read: sizes, bars, and text from files made safe for a terminal.
+// Text that people read: sizes, bars, and text from files made safe for a terminal.
 #pragma once
 
 #include <chrono>

@@ -18,7 +18,7 @@ namespace tessera {
 // The range as boxes, in row-major order: the elements of one follow those of the one before. At
 // most two a dimension. Throws `corrupt` when the range does not lie inside `shape`.
 [[nodiscard]] std::vector<Box> boxes_of(const FlatRange& range, const Shape& shape);
-// What two boxes of one tensor have in common; none when nothing.
+// The intersection of two boxes of one tensor; none when empty.
 [[nodiscard]] std::optional<Box> common_box(const Box& a, const Box& b);
 // The smallest box that a slice of elements lies in. Throws as boxes_of does; a slice without
 // elements is `invalid_argument`.
@@ -56,9 +56,9 @@ using BoxRow = std::function<std::span<const std::int64_t>(std::size_t number)>;
 // Whether `ranks` ranks hold all parts, and the rule fits the shape.
 [[nodiscard]] bool fits(const Placement& placement, const Shape& shape, int ranks);
 
-// What part `part` has of a tensor of `shape`, in row-major order; nothing where the parts before
-// it have all. The parts together have every element once. A tensor without elements is whole in
-// part 0. `fits` holds.
+// The boxes that part `part` has of a tensor of `shape`, in row-major order; none where the parts
+// before it have all. The parts together have every element once. A tensor without elements is
+// whole in part 0. `fits` holds.
 [[nodiscard]] std::vector<Box> boxes_of_part(const Placement& placement, const Shape& shape,
                                              int part);
 

@@ -169,7 +169,7 @@ void merge(const RunSequence& from, const RunSequence& to, Copy copy, std::vecto
   }
 }
 
-// What a copy brings to the elements [begin, end) of its target.
+// The part of a copy that brings the elements [begin, end) of its target.
 Copy part_of(Copy copy, std::int64_t begin, std::int64_t end) {
   copy.from_local += begin - copy.to_local;
   copy.to_local = begin;

@@ -64,8 +64,8 @@ using Items = std::vector<AdamWItem>;
 // each time costs launches, and its kernels take about as much as this at once anyway.
 constexpr std::size_t kCastBytes = std::size_t{128} << 20;
 
-// What the kernel takes: lists of tensors of equal shapes. A device's kernel takes tensors of one
-// dtype.
+// The arguments of the kernel: lists of tensors of equal shapes. A device's kernel takes tensors of
+// one dtype.
 struct Batch {
   at::Device device;
   at::ScalarType type, gradient_type;
@@ -395,7 +395,7 @@ void AdamW::Impl::require_updatable_all(const Group& group) {
     require_updatable(group.parameters[i], group.states[i]);
 }
 
-// What a step updates; its number of steps is counted already.
+// The tensors that a step updates; its number of steps is counted already.
 std::vector<detail::AdamWItem> AdamW::Impl::take_items(Group& group) {
   std::vector<detail::AdamWItem> items;
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {

@@ -1,4 +1,4 @@
-// What a schedule says, and its part of a state dict.
+// The rates of a schedule, and its part of a state dict.
 #pragma once
 
 #include <cstdint>

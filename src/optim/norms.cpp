@@ -92,7 +92,7 @@ at::Tensor mask_of(const std::vector<bool>& flags) {
   return mask;
 }
 
-// What the ranks have of each sharded parameter, together.
+// Powers of each sharded parameter over the ranks that have parts of it.
 at::Tensor over_ranks(const at::Tensor& powers, const Mesh& mesh, double p) {
   if (!std::isinf(p)) {
     auto sums = powers.to(mesh.device(), powers.scalar_type(), /*non_blocking=*/false,
@@ -103,7 +103,7 @@ at::Tensor over_ranks(const at::Tensor& powers, const Mesh& mesh, double p) {
   return at::stack(all_gather(powers, mesh)).amax(0);
 }
 
-// What each rank has a part of, and what it has as all others do.
+// The tensors that each rank has a part of, and those that it has as all others do.
 struct Split {
   std::vector<at::Tensor> shards, wholes;
 };

@@ -20,7 +20,8 @@ class ChunkArray {
  public:
   // Throws `mismatch` where ranks have different shapes or dtypes.
   explicit ChunkArray(std::vector<Scattered> tensors);
-  // What `rank` gives: its own pieces of `held`, which are in memory, in the order of the tensors.
+  // The elements that `rank` gives: its own pieces of `held`, which are in memory, in the order of
+  // the tensors.
   [[nodiscard]] at::Tensor give(int rank, const std::vector<const Tensor*>& held) const;
   // The parts of tensor `index` in the array of all.
   [[nodiscard]] std::vector<Part> parts(std::size_t index) const;
@@ -36,8 +37,8 @@ class ChunkArray {
   DType dtype_ = DType::float32;
 };
 
-// What every rank gives, one after the other: one-dimensional, of the same size and dtype on all.
-// Collective.
+// The elements that every rank gives, one after the other: one-dimensional, of the same size and
+// dtype on all. Collective.
 [[nodiscard]] at::Tensor exchange_over(const Mesh& mesh, const at::Tensor& mine);
 // Rank 0's values in the place of the others', all on the CPU. Collective.
 void broadcast_over(const Mesh& mesh, std::vector<at::Tensor>& tensors);

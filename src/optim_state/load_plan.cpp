@@ -102,7 +102,7 @@ std::vector<const Value*> values_of(const std::vector<const Value*>& given,
   return values;
 }
 
-// What all values are that are there.
+// The kind of all values that are there.
 Kind common_kind(const ModelParam& param, const std::string& name,
                  const std::vector<const Value*>& values) {
   std::set<Kind> kinds;

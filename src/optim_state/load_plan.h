@@ -16,7 +16,7 @@ class NamedStates {
   NamedStates(const OptimModel& model, const Value& state);
   // Null: nothing is there.
   [[nodiscard]] const Value* find(const std::string& name) const;
-  // What is of no parameter of the model.
+  // Entries of no parameter of the model.
   [[nodiscard]] const std::vector<Value::Pair>& others() const noexcept { return others_; }
 
  private:

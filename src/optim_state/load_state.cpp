@@ -279,13 +279,13 @@ bool is_all_here(const Unit& unit, std::size_t param, const Scattered& scattered
   return true;
 }
 
-// What every rank gives, by the unit's channel where it has one.
+// The elements that every rank gives, by the unit's channel where it has one.
 at::Tensor exchanged(const Batch& batch, const Mesh& mesh, const at::Tensor& mine) {
   if (!batch.is_sharded()) return exchange_over(mesh, mine);
   return batch.unit->whole().exchange(mine.to(mesh.device())).cpu();
 }
 
-// What each rank describes of the state `name` of a parameter; null: it has none of it.
+// The description by each rank of the state `name` of a parameter; null: it has none of it.
 Scattered scattered_of(const std::vector<RankStates>& trees, const std::string& parameter,
                        const std::string& name) {
   Scattered of_ranks;

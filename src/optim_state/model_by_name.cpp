@@ -52,7 +52,7 @@ std::unordered_set<std::string> frozen_names(const torch::nn::Module& module) {
   return names;
 }
 
-// What the names in `module` begin with; empty for the model itself.
+// The prefix of the names in `module`; empty for the model itself.
 std::string prefix_of(const torch::nn::Module& model, const torch::nn::Module* module) {
   if (module == &model) return "";
   for (const auto& below : model.named_modules("", /*include_self=*/false)) {

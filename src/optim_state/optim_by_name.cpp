@@ -77,7 +77,7 @@ Value first_states(const OptimizerRef& optim) {
   return tree;
 }
 
-// What a caller gave, by the parameters of a model.
+// The state that a caller gave, by the parameters of a model.
 class GivenState {
  public:
   GivenState(const OptimModel& model, const Value& state);

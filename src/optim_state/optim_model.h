@@ -1,4 +1,4 @@
-// What a model's parameters are to an optimizer: whose unit, under which names, in which order.
+// A model's parameters as an optimizer has them: whose unit, under which names, in which order.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -86,7 +86,7 @@ struct OptimKey {
 [[nodiscard]] std::vector<OptimKey> keys_of(const OptimModel& model,
                                             const std::optional<OptimizerRef>& optim,
                                             const std::optional<OptimInput>& optim_input);
-// What the optimizer has, by group.
+// The parameters of the optimizer, by group.
 using ParamGroup = std::vector<const ModelParam*>;
 [[nodiscard]] std::vector<ParamGroup> params_by_group(const OptimModel& model,
                                                       const OptimizerRef& optim);

@@ -89,7 +89,7 @@ void Output::gather(bool wanted) {
   for (const auto& [unit, rows] : units_) gather_unit(*unit, rows, wanted);
 }
 
-// What needs no other rank.
+// Adds the states that need no other rank.
 void Output::add_local() {
   for (const auto* row : whole_) {
     if (!row->mine.is(Value::Kind::none)) add_whole(*row);
@@ -113,7 +113,7 @@ bool Output::is_cut(const Value& value, const ModelParam* param) const {
          value.as_tensor().shape == param->shapes.front();
 }
 
-// What this rank has whole: of no unit, or of one that shards nothing.
+// Adds a state that this rank has whole: of no unit, or of one that shards nothing.
 void Output::add_whole(const TableRow& row) {
   auto& entries = entries_[row.names.front()];
   for (const auto& [name, value] : row.mine.pairs()) {
@@ -340,7 +340,7 @@ bool is_by_name(const Value& state, const OptimizerRef::Names& own_names) {
          });
 }
 
-// What this rank's optimizer has.
+// The state of this rank's optimizer.
 struct OwnState {
   Value state, groups;
   std::vector<OptimKey> keys;

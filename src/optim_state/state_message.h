@@ -31,11 +31,11 @@ namespace tessera::detail {
 // Equal data, NaN being equal to itself (optimizer-rows Q-16); tensors by all their bytes.
 [[nodiscard]] bool same_value(const Value& a, const Value& b);
 
-// What `describe` gives on every rank, in rank order. All ranks throw what it throws on some
+// The results of `describe` on every rank, in rank order. All ranks throw what it throws on some
 // (Error::from_peers). One collective.
 [[nodiscard]] std::vector<Value> all_trees(Group& group, const char* operation,
                                            const std::function<Value()>& describe);
-// What it gives on rank 0; it is called there alone. One collective.
+// The result on rank 0; it is called there alone. One collective.
 [[nodiscard]] Value first_tree(Group& group, const char* operation,
                                const std::function<Value()>& describe);
 

@@ -28,8 +28,8 @@ struct TableRow {
   std::vector<TableEntry> entries;    // by name; of sharded parameters alone
 };
 
-// What a rank tells the others: of each parameter with a state its names, whether it is sharded,
-// this rank's place in the shards, and the state.
+// The description that a rank sends the others: of each parameter with a state its names, whether
+// it is sharded, this rank's place in the shards, and the state.
 [[nodiscard]] Value describe_state(const Value& state, const std::vector<OptimKey>& keys);
 
 // The rows, sorted by names, those that are not sharded first. `trees`: what describe_state gave on

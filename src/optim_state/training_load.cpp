@@ -25,7 +25,7 @@ bool has_values(const Value& dict) {
   return !dict.pairs().empty();
 }
 
-// What a load has put in the place of `values`.
+// The values that a load has put in the place of `values`.
 Value loaded_values(const Value& values, const Value& loaded) {
   std::vector<Value::Pair> pairs;
   for (const auto& [key, value] : values.pairs()) pairs.emplace_back(key, *loaded.find_key(key));
@@ -111,7 +111,7 @@ Value TrainingLoad::prepare(const Checkpoint& contents) {
   return tree;
 }
 
-// What this rank loads of its own; nothing where the checkpoint has no such rank.
+// The values that this rank loads of its own; nothing where the checkpoint has no such rank.
 std::optional<Value> TrainingLoad::stored_of_rank(const Checkpoint& contents) const {
   if (!has_values(state_.rank_values)) return std::nullopt;
   const auto place = below(place_, kRankValues);

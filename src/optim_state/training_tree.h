@@ -52,7 +52,6 @@ decltype(auto) named_from_top(const Path& place, Work&& work) {
 // Puts `part` at `place` in `tree`, a dict that has what leads there. Throws `invalid_argument` if
 // something is there.
 void put(Value& tree, const Path& place, Value part);
-// What is there.
 [[nodiscard]] Value& at(Value& tree, const Path& place);
 
 // The key of a rank's own values.

@@ -38,7 +38,7 @@ namespace tessera::detail {
 // The leaves of `checkpoint` below the dict at `path` as a tree of their own.
 [[nodiscard]] Value stored_part(const Checkpoint& checkpoint, const Path& path);
 
-// What keys of parameters are sorted by: numbers come before names.
+// The order of keys of parameters: numbers come before names.
 using KeyOrder = std::variant<std::int64_t, std::string>;
 [[nodiscard]] KeyOrder order_of(const Value& key);
 
@@ -60,8 +60,8 @@ using KeyOrder = std::variant<std::int64_t, std::string>;
 class FlatKeys {
  public:
   FlatKeys(const OptimModel& model, const Value& state);
-  // What it has of the optimizer's parameters as a state by names, in the optimizer's groups.
-  // Throws `mismatch` for parameters of one group that have different options.
+  // The state by names of the optimizer's parameters, in the optimizer's groups. Throws `mismatch`
+  // for parameters of one group that have different options.
   [[nodiscard]] Value tree_for(const OptimizerRef& optim) const;
 
  private:

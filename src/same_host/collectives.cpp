@@ -147,7 +147,7 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// What is added up: `own` of this rank and what the others put at `offset` of their slots.
+// The terms of a sum: `own` of this rank and what the others put at `offset` of their slots.
 std::vector<const std::byte*> sources_of(Slots slots, std::size_t offset, int rank,
                                          const std::byte* own) {
   std::vector<const std::byte*> sources;

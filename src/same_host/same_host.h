@@ -46,7 +46,7 @@ inline constexpr int kEveryone = -1;
 inline constexpr int kNobody = -2;
 
 struct Call {
-  // What is called, with all that has to be equal on all ranks: compared with the name that
+  // The name of the call, with all that has to be equal on all ranks: compared with the name that
   // `source` gives, the first kComparedBytes of it. The starting thread's whereabouts travel along.
   std::string name;
   std::int64_t rounds = 1;
@@ -99,7 +99,7 @@ class Exchange {
     std::int64_t put = 0;    // rounds
     std::int64_t taken = 0;  // rounds
   };
-  // What a rank cannot go on without: `word` of `rank` to leave `value`.
+  // The condition that a rank waits for: `word` of `rank` to leave `value`.
   struct Need {
     int rank;
     SharedWord* word;
@@ -244,8 +244,8 @@ struct BroadcastArguments {
 [[nodiscard]] Call broadcast_call(const Exchange& exchange, std::string name,
                                   const BroadcastArguments& args);
 
-// What reduce() takes. all_reduce: `elements` in all, `in` may be `out`. reduce_scatter: `elements`
-// for each rank, `ins`: this rank's for each rank; `out` may be this rank's own of them.
+// The arguments of reduce(). all_reduce: `elements` in all, `in` may be `out`. reduce_scatter:
+// `elements` for each rank, `ins`: this rank's for each rank; `out` may be this rank's own of them.
 struct ReduceArguments {
   DType dtype;
   Reduction reduction;

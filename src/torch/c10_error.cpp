@@ -19,7 +19,7 @@ bool says_timeout(const std::string& text) {
   return false;
 }
 
-// What this rank's own system refused, before any peer was asked.
+// Whether this rank's own system refused, before any peer was asked.
 bool says_refused(const std::string& text) {
   return text.find("EADDRINUSE") != std::string::npos || text.find("EACCES") != std::string::npos;
 }

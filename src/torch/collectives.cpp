@@ -27,7 +27,7 @@ void require_dense(const char* operation, const torch::Tensor& tensor) {
     throw Error(ErrorCode::unsupported, "a tensor that is not dense").while_doing(operation);
 }
 
-// What has to be alike on all ranks: "all_gather of Float [2, 3]".
+// The text that has to be alike on all ranks: "all_gather of Float [2, 3]".
 std::string call_of(const char* function, const torch::Tensor& tensor) {
   return function + std::string(" of ") + c10::toString(tensor.scalar_type()) + " " +
          to_string(tensor.sizes().vec());

@@ -1,4 +1,4 @@
-// What the copies of a Mesh share.
+// The state that the copies of a Mesh share.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace tessera::detail {
 
-// What lives on a mesh until its module dies: a unit of fully_shard.
+// A unit of fully_shard, which lives on a mesh until its module dies.
 class MeshUnit {
  public:
   virtual ~MeshUnit() = default;
@@ -56,7 +56,7 @@ struct MeshState : std::enable_shared_from_this<MeshState> {
 // Lets go of units whose modules have died.
 void forget_dead_units(MeshState& state);
 
-// What of a Mesh is the runtime's alone.
+// The parts of a Mesh that are the runtime's alone.
 struct MeshAccess {
   static const std::shared_ptr<MeshState>& state(const Mesh& mesh) noexcept { return mesh.state_; }
   static Mesh mesh(std::shared_ptr<MeshState> state) noexcept { return Mesh(std::move(state)); }

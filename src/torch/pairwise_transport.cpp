@@ -58,8 +58,8 @@ class Messages {
     // Behind the slices on the wire: whoever is woken by the name finds them there.
     name_ = names_.start(name);
   }
-  // What the others sent, by rank; nothing in this one's place. After a failure there is nothing
-  // left to wait for.
+  // The slices that the others sent, by rank; none in this one's place. After a failure there is
+  // nothing left to wait for.
   std::vector<at::Tensor> finish() {
     const auto works = std::exchange(works_, {});
     const auto outgoing = std::exchange(outgoing_, {});

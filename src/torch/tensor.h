@@ -54,7 +54,7 @@ void make_plain(const at::Tensor& tensor);
 
 // A tensor's elements as bytes in the host's memory.
 
-// What the tensor is, contiguous on the host; the tensor itself where it is that already.
+// The tensor contiguous on the host; the tensor itself where it is that already.
 [[nodiscard]] inline at::Tensor to_host(const at::Tensor& tensor) {
   return plain(tensor.detach()).cpu().contiguous();
 }

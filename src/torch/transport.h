@@ -28,7 +28,7 @@
 
 namespace tessera {
 
-// What a reduction adds up, the same on all ranks.
+// The sum of a reduction, the same on all ranks.
 struct SliceSum {
   std::int64_t elements = 0;          // of each rank's slice
   at::ScalarType dtype = at::kFloat;  // that they travel and are summed in
@@ -84,8 +84,8 @@ class Channel {
   // `slices`: what this rank gives to each, one after the other.
   virtual void start_whole_reduce(const SliceSum& sum, const at::Tensor& slices);
 
-  // What every rank gives, one after the other; of the same shape (one dimension) and dtype on all.
-  // Waits.
+  // The tensors that every rank gives, one after the other; of the same shape (one dimension) and
+  // dtype on all. Waits.
   [[nodiscard]] virtual at::Tensor exchange(const at::Tensor& mine) = 0;
 
   virtual void start_reduce(const SliceSum& sum, Fill fill) = 0;
@@ -171,7 +171,7 @@ class Transport {
 
 // The arithmetic of Channel::start_reduce, for transports that add up themselves.
 
-// What same_host::reduce calls `type`, when slices of it can be added up.
+// The name of `type` for same_host::reduce, when slices of it can be added up.
 inline std::optional<DType> summable(at::ScalarType type) {
   if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16)
     return std::nullopt;

@@ -1,4 +1,4 @@
-// What values hold: the kinds that hold others, and the way to each child.
+// The children of values: the kinds that hold others, and the way to each child.
 #pragma once
 
 #include <cstddef>

@@ -22,7 +22,7 @@ std::optional<Value> optional_of(const Value* value) {
   return value == nullptr ? std::nullopt : std::optional(*value);
 }
 
-// What names cannot say of a dict; null: nothing.
+// The properties of a dict that names cannot say; null: nothing.
 std::shared_ptr<const Container> container_of(const Value& dict) {
   Container made{dict.dict_kind(), optional_of(dict.container_state()),
                  optional_of(dict.default_factory())};
@@ -93,7 +93,7 @@ class Flattener {
     }
   }
 
-  // What all leaves of the innermost container have.
+  // The containers that all leaves of the innermost one share.
   [[nodiscard]] std::shared_ptr<const Containers> shared() const {
     const bool plain = std::all_of(containers_.begin(), containers_.end(),
                                    [](const auto& container) { return container == nullptr; });

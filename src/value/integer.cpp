@@ -18,7 +18,7 @@ bool is_negative(std::span<const std::byte> bytes) {
   return !bytes.empty() && (bytes.back() & std::byte{0x80}) != std::byte{0};
 }
 
-// What stands before a number's bytes.
+// The byte that extends a number of that sign.
 std::byte sign_byte(bool negative) {
   return negative ? std::byte{0xff} : std::byte{0};
 }

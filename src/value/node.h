@@ -1,4 +1,4 @@
-// What a Value's handle points to: one struct a kind. Seen by src/value alone.
+// The nodes that a Value's handle points to: one struct a kind. Seen by src/value alone.
 #pragma once
 
 #include <memory>
@@ -97,7 +97,7 @@ struct Value::Node::OfDict : Node {
 
   DictKind dict_kind;
   std::vector<Pair> pairs;
-  // What few dicts have.
+  // Properties that few dicts have.
   struct Extras {
     Value state;
     Value factory;

@@ -65,7 +65,7 @@ class Differences {
   double largest_ = 0;
 };
 
-// What two tensors of one shape and dtype have against each other; empty: nothing, bit for bit.
+// The difference of two tensors of one shape and dtype; empty: nothing, bit for bit.
 std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
   const Tensor& tensor = a.tensor;
   const std::size_t element = size_of(tensor.dtype);
@@ -201,8 +201,8 @@ class Diff {
     return compare_elements({x, a.name, checks_a_}, {y, b.name, checks_b_}, meter_);
   }
 
-  // What differs in the types of two leaves of one name and of the dicts around them. Dicts and
-  // keys that were told of before are passed over.
+  // Compares the types of two leaves of one name and of the dicts around them. Dicts and keys that
+  // were told of before are passed over.
   void compare_types(const Leaf& a, const Leaf& b) {
     if (a.path.size() == b.path.size()) compare_ways(a, b);
     if (are_tensors(a, b))

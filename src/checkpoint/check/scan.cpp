@@ -46,7 +46,7 @@ constexpr std::string_view kNumpy = "\x93NUMPY";
 
 using Source = std::shared_ptr<const ByteSource>;
 
-// What bytes are said to be.
+// The kind that bytes are said to be.
 enum class Said : std::uint8_t {
   elements,  // of a tensor: nothing else counts than what does something when it is unpickled
   nothing,   // a pickle only if it looks like one
@@ -60,7 +60,7 @@ bool is_torch_type(const std::string& module, const std::string& name) {
           std::ranges::find(dtype_table(), name, &DTypeInfo::torch) != dtype_table().end());
 }
 
-// What a file is, by its first bytes.
+// The first bytes of a file, which say what it is.
 using Head = std::array<unsigned char, 512>;
 
 struct Magic {
@@ -68,7 +68,7 @@ struct Magic {
   const char* what;
 };
 
-// What Python's readers of pickles look into and this one does not.
+// Formats that Python's readers of pickles look into and this one does not.
 constexpr auto kForeign = std::to_array<Magic>({
     {"7z\xbc\xaf\x27\x1c", "a 7z archive"},
     {"Rar!", "a RAR archive"},

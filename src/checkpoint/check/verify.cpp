@@ -35,7 +35,7 @@ Shape shape_of(const Slice& slice) {
   return {numel(slice)};
 }
 
-// What a piece holds, as a tensor of its own.
+// The part that a piece holds, as a tensor of its own.
 Tensor part_of(const Tensor& tensor, const Piece& piece) {
   Tensor part;
   part.dtype = tensor.dtype;
@@ -97,7 +97,7 @@ std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
   return parts;
 }
 
-// What one piece of work found.
+// The findings of one piece of work.
 struct Checked {
   std::uint64_t bytes = 0;
   std::uint64_t bytes_unchecked = 0;
@@ -190,8 +190,8 @@ std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::vec
   return tensors;
 }
 
-// What there is to read: of checked files all of it, otherwise the tensors; and once more those
-// that have digests.
+// The bytes that there are to read: of checked files all of it, otherwise the tensors; and once
+// more those that have digests.
 std::uint64_t bytes_to_read(const std::vector<FilePart>& parts, const Checkpoint& checkpoint,
                             const SavedState& saved) {
   std::uint64_t total =

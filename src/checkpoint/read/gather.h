@@ -18,7 +18,7 @@ namespace tessera {
 // the list.
 using RangeReader = std::function<void(std::span<ReadRange> ranges)>;
 
-// What gathers share, so that each does not ask for memory anew.
+// Memory that gathers share, so that each does not ask for memory anew.
 struct GatherScratch {
   std::vector<std::byte> bytes;
   std::vector<ReadRange> ranges;

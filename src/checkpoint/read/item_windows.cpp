@@ -53,7 +53,7 @@ class Hollow final : public ByteSource {
   std::uint64_t tail_at_;
 };
 
-// What stands before the elements in the file that torch.save makes of a tensor of its own.
+// The bytes before the elements in the file that torch.save makes of a tensor of its own.
 std::vector<std::byte> usual_head(DType dtype, const Shape& sizes) {
   Tensor plain;
   plain.dtype = dtype;

@@ -63,15 +63,15 @@ class Meter {
 
 // How much memory each thread of a job may take.
 
-// What each of the working threads may take of all memory: a window and a tile of its own, and one
+// The memory that each of the working threads may take: a window and a tile of its own, and one
 // request's bytes (kSpanBytes) besides.
 struct Buffers {
   std::size_t window;
   std::size_t tile;
 };
 
-// What a request for a tensor's bytes costs as much as, in bytes. Opens the file of its first
-// piece that is in one.
+// The cost of a request for a tensor's bytes, in bytes that it could have read. Opens the file of
+// its first piece that is in one.
 [[nodiscard]] inline std::uint64_t request_cost_of(const Tensor& tensor) {
   for (const Piece& piece : tensor.pieces)
     if (piece.storage && piece.storage->source) return piece.storage->source->request_cost();

@@ -67,7 +67,7 @@ class TensorReader {
   // count as checked from now on. To be called after the last read. Returns what was left.
   std::vector<HandedOver> hand_over(StorageChecks& checks);
 
-  // What was read since construction.
+  // The reads since construction.
   [[nodiscard]] IoReport report() const;
 
  private:

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kBuckets =
     static_cast<std::size_t>(std::bit_width(std::uint64_t{kSpanBytes}));
 
-// What a plan reads of one piece.
+// The runs that a plan reads of one piece.
 struct PieceRuns {
   std::int64_t end = -1;    // of the run before, in elements
   std::int64_t needed = 0;  // elements

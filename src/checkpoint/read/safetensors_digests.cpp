@@ -64,7 +64,7 @@ namespace {
 constexpr const char* kKey = "tessera.digests";  // our entry of __metadata__
 // A second entry, which says that the first one must be there: damage to its name would hide it.
 constexpr const char* kMark = "tessera.sealed";
-// What stands before the entry's value in a header; names with a quote in them are escaped.
+// The text before the entry's value in a header; names with a quote in them are escaped.
 constexpr std::string_view kBefore = "\"tessera.digests\":\"";
 
 std::string_view text_of(const std::vector<std::byte>& bytes) {

@@ -67,7 +67,8 @@ std::vector<std::string> keys_of(const std::vector<Leaf>& leaves) {
   return {keys.begin(), keys.end()};
 }
 
-// What somebody may have meant: a name with a slip in it, or one below something. Empty: none.
+// The names that somebody may have meant: a name with a slip in it, or one below something. Empty:
+// none.
 std::string meant(const std::string& key, const std::vector<Leaf>& leaves) {
   const std::vector<std::string> keys = keys_of(leaves);
   if (std::string near = nearest(key, keys); !near.empty()) return near;

@@ -53,7 +53,7 @@ class Choice {
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
-// What a conversion changes in the list of leaves before any byte is read.
+// Changes of a conversion to the list of leaves before any byte is read.
 
 // The leaves that one of `only` selects; all when it is empty. "model" and "optim" select the
 // model's and the optimizer's state, anything else is a key as in Checkpoint::only. Throws

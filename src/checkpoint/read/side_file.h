@@ -22,7 +22,7 @@ struct FileDigests {
   // The digest of the file's tail, which has those of its blocks: then `blocks` is empty.
   std::optional<std::uint64_t> tail = {};
 };
-// What we call ourselves in the files that we write.
+// Our name in the files that we write.
 [[nodiscard]] std::string own_producer();
 
 using DigestsByName = std::map<std::string, FileDigests>;  // object name -> digests

@@ -34,8 +34,8 @@ struct ReadRun {
   [[nodiscard]] std::uint64_t end() const { return at + size; }
 };
 
-// What a reader read of a storage (the one of the tensor's piece) whose checksum it could not
-// compare. No runs: they were too many to follow.
+// The runs that a reader read of a storage (the one of the tensor's piece) whose checksum it could
+// not compare. No runs: they were too many to follow.
 struct HandedOver {
   const Storage* stored = nullptr;
   std::vector<ReadRun> runs;

@@ -1,4 +1,4 @@
-// What lies in zstd frames: from front to back, as a source, as an item of DCP.
+// The content of zstd frames: from front to back, as a source, as an item of DCP.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// What lies in zstd frames, from front to back.
+// The content from front to back.
 
 // The content of the frames that make up `frames`. Memory is bounded whatever the size. It belongs
 // to one thread. Each member throws `limit` when the content is longer than `cap` or needs a window
@@ -48,7 +48,7 @@ class ZstdStream {
   bool inside_ = false;  // a frame
 };
 
-// What lies in zstd frames, as a source.
+// The content as a source.
 
 // The content of the frames that make up `frames`, decompressed as it is read; memory is bounded
 // whatever the size. Making it goes over all frames once and keeps both ends of the content in
@@ -56,7 +56,7 @@ class ZstdStream {
 [[nodiscard]] std::shared_ptr<const ByteSource> zstd_source(
     std::shared_ptr<const ByteSource> frames, std::uint64_t cap);
 
-// What an item of DCP has to be.
+// Limits of an item of DCP.
 
 // The most bytes that the archive of `piece`, a piece of `tensor`, may have once it is
 // decompressed.

@@ -33,8 +33,8 @@ class FlatGeometry {
     std::int64_t offset = 0;  // in the shard
     bool operator==(const Segment&) const = default;
   };
-  // What rank `rank` holds, in order; together `shard_size` elements. The zeros at the end of a
-  // shard are padding too: `shard_padding` says how many.
+  // The segments that rank `rank` holds, in order; together `shard_size` elements. The zeros at the
+  // end of a shard are padding too: `shard_padding` says how many.
   [[nodiscard]] std::vector<Segment> shard(int rank) const;
   [[nodiscard]] std::int64_t shard_size() const noexcept { return shard_size_; }
   [[nodiscard]] std::int64_t shard_padding(int rank) const;  // zeros at the end

@@ -130,7 +130,7 @@ Value rank_map(int ranks) {
   return Value(std::move(tensor));
 }
 
-// What torch calls the groups of this rank along each dimension. It counts: the group of all is
+// Torch's names of the groups of this rank along each dimension. It counts: the group of all is
 // "0", and serves as the dimension that all ranks are in.
 Value group_names(int rank, const HybridMesh& mesh) {
   const int copy = rank / mesh.parts;

@@ -47,7 +47,7 @@ constexpr std::array<std::pair<std::string_view, bool>, 18> kBooleans = {{{"yes"
                                                                           {"Off", false},
                                                                           {"OFF", false}}};
 
-// What follows the 0 of a number that is not decimal; without a letter it is octal.
+// The letter that follows the 0 of a number that is not decimal; without a letter it is octal.
 struct Base {
   char letter;
   std::string_view digits;
@@ -263,7 +263,7 @@ constexpr std::size_t kDeepest = 100;
 constexpr std::size_t kMultiplied = 10;  // how far aliases may multiply a document
 constexpr std::string_view kCore = "tag:yaml.org,2002:";
 
-// What a tag of YAML's own asks of a plain scalar.
+// The type that a tag of YAML's own asks of a plain scalar.
 struct Type {
   std::string_view name;
   Kind kind;

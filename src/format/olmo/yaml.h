@@ -35,7 +35,7 @@ inline constexpr std::int64_t kMostRanks = 1 << 20;
 // `sharded_checkpointer` of a config.yaml, when it says one. Throws as parse_yaml.
 [[nodiscard]] std::optional<std::string> sharded_checkpointer_of(ByteView config_yaml);
 
-// What a plain YAML scalar is, by the rules of PyYAML (YAML 1.1) as OmegaConf changes them.
+// The type of a plain YAML scalar, by the rules of PyYAML (YAML 1.1) as OmegaConf changes them.
 
 // None, a bool, an integer, a real, or the text itself. Throws `limit` for an integer of more than
 // 4300 digits, or of more than 64 bits in a base other than ten.

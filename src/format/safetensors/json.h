@@ -37,7 +37,7 @@ struct NumbersAsText {
   static bool Double(double) { return false; }
 };
 
-// What a number in the JSON counts; none when it is negative, a fraction or too large.
+// The count that a number in the JSON says; none when it is negative, a fraction or too large.
 [[nodiscard]] inline std::optional<std::uint64_t> count_of(std::string_view text) {
   std::uint64_t value = 0;
   const char* const last = text.data() + text.size();

@@ -95,7 +95,7 @@ class HeaderHandler : public NumbersAsText {
   }
 
  private:
-  // What is due next. From `entry` on, the last entry is unfinished.
+  // The place of what is due next. From `entry` on, the last entry is unfinished.
   enum class Where {
     start,
     end,

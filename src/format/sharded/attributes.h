@@ -38,7 +38,7 @@ namespace tessera::sharded {
 // The number of ranks of its mesh, or of the mesh that its mesh is a part of, if that is known.
 [[nodiscard]] int ranks_of_dtensor(const Value& value);
 
-// What a rank holds of one, with its size: the local tensors as they are in the file.
+// The part of one that a rank holds, with its size: the local tensors as they are in the file.
 struct Local {
   Shape whole;
   Value::List tensors;

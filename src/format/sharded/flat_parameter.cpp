@@ -199,7 +199,7 @@ FlatHandle read_handle(const Value& handle, const std::string& prefix) {
   return made;
 }
 
-// What stands before the names of a module's parameters. A wrapped module's own name ends with the
+// The prefix of the names of a module's parameters. A wrapped module's own name ends with the
 // wrapper's, without the dot.
 std::string prefix_of(const std::string& module) {
   std::string prefix = clean_name(module + ".");

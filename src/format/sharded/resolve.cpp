@@ -10,7 +10,7 @@ namespace {
 
 using Kind = Value::Kind;
 
-// What takes the place of a value; none: its items are looked at. Parameters are looked into.
+// The replacement of a value; none: its items are looked at. Parameters are looked into.
 using Replace = std::function<std::optional<Value>(const Value& tensor)>;
 
 void walk(Value& value, const Replace& replace);

@@ -1,7 +1,7 @@
-// What one rank of N saved of tensors that all of them share (checkpoint-rows F-04, F-05):
-// ShardedTensors, DTensors and FSDP1's flat parameters, as the values that a torch.save file holds.
-// Each rank's part becomes pieces of the whole tensor; putting the ranks together is the caller's.
-// docs/formats/rank-files.md and docs/formats/flat-parameters.md have the bytes.
+// The parts that one rank of N saved of tensors that all of them share (checkpoint-rows F-04,
+// F-05): ShardedTensors, DTensors and FSDP1's flat parameters, as the values that a torch.save file
+// holds. Each rank's part becomes pieces of the whole tensor; putting the ranks together is the
+// caller's. docs/formats/rank-files.md and docs/formats/flat-parameters.md have the bytes.
 #pragma once
 
 #include <functional>

@@ -23,7 +23,7 @@ using Kind = Value::Kind;
 constexpr std::uint64_t kMostText = 128 << 20;
 constexpr std::uint64_t kEntry = 128;
 
-// What a module is made of: dicts by name, and the dict of attributes that has them.
+// The parts of a module: dicts by name, and the dict of attributes that has them.
 struct Parts {
   const Value* parameters = nullptr;
   const Value* buffers = nullptr;
@@ -35,7 +35,7 @@ const Value* item_at(const Value& value, std::size_t index) {
   return value.is(Kind::tuple) && value.size() > index ? &value.items()[index] : nullptr;
 }
 
-// What a module of torch.compile is called with: the one that it compiles.
+// The module that one of torch.compile compiles.
 const Value* compiled_in(const Value& value) {
   if (!value.is(Kind::object)) return nullptr;
   const Object& object = value.as_object();

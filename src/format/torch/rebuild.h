@@ -1,4 +1,4 @@
-// What torch.save calls things, and the geometry that reader and writer both check.
+// The names that torch.save gives things, and the geometry that reader and writer both check.
 #pragma once
 
 #include <cstdint>

@@ -171,7 +171,7 @@ std::optional<torch::jit::Stack> Interception::on_meta() {
   return stack;
 }
 
-// What an operator returns that only writes.
+// The results of an operator that only writes.
 torch::jit::Stack Interception::written_arguments() const {
   torch::jit::Stack written;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

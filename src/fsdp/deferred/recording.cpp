@@ -16,7 +16,7 @@ namespace {
 // Arguments with data of this size are copied, larger ones must not change.
 constexpr std::size_t kSmallBytes = 1 << 20;
 
-// What a storage without memory carries in place of an address.
+// The mark that a storage without memory carries in place of an address.
 struct Mark {
   std::shared_ptr<Recording> recording;  // null in stand-ins, which a recording holds
   std::size_t id = 0;

@@ -93,7 +93,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::vector<RecordedStorage> storages_;
 };
 
-// What a unit's tensors hold before they are cut: data where they have none.
+// The values of a unit's tensors before they are cut: data where they have none.
 
 using NamedModule = std::pair<std::string, torch::nn::Module*>;  // with a dot behind the name
 

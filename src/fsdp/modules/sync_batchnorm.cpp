@@ -24,7 +24,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What statistics and sums of it are taken in.
+// The dtype in which statistics and sums of it are taken.
 at::ScalarType wide_type(const torch::Tensor& input) {
   return at::toOpMathType(input.scalar_type());
 }

@@ -77,11 +77,11 @@ struct UnitLayout {
 // is for.
 [[nodiscard]] UnitLayout over_fewer_ranks(const UnitLayout& whole, int ranks);
 
-// What every rank of a flat array holds of `params` (ascending), end to end: a slice is as long as
-// the longest.
+// The layout of what every rank of a flat array holds of `params` (ascending), end to end: a slice
+// is as long as the longest.
 [[nodiscard]] UnitLayout packed(const UnitLayout& whole, const std::vector<std::size_t>& params);
 
-// What all ranks hold of a parameter, in an array of all shards, one after the other.
+// The parts that all ranks hold of a parameter, in an array of all shards, one after the other.
 [[nodiscard]] std::vector<Part> parts_of(const UnitLayout& layout, std::size_t param);
 
 }  // namespace tessera

@@ -40,7 +40,7 @@ at::Tensor own_copy(const at::Tensor& tensor, const detail::TypesOfBuffers& type
   return type == types.end() ? own : own.to(type->second);
 }
 
-// What a sharded parameter's unit gave of it, by the module's tensor.
+// Copies of sharded parameters that their units gave, by the module's tensor.
 using Copies = std::unordered_map<const c10::TensorImpl*, at::Tensor>;
 
 // Memory for the parameters that this rank is to have.

@@ -100,7 +100,7 @@ std::uint64_t digest_of_buffer(const at::Tensor& buffer) {
   return digest.value();
 }
 
-// What ranks say of one buffer.
+// A buffer as ranks describe it.
 struct KnownBuffer {
   std::uint64_t digest = 0;  // of the lowest of them
   bool differs = false;

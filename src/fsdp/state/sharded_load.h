@@ -23,13 +23,13 @@ namespace tessera::detail {
 void redistribute(const Shape& shape, const at::Tensor& from_array, std::span<const Part> from,
                   const at::Tensor& to_array, const Part& to);
 
-// What `rank` holds of parameter `index` of a sharded unit, in its shard.
+// The part that `rank` holds of parameter `index` of a sharded unit, in its shard.
 [[nodiscard]] inline const Part& part_of(const Unit& unit, std::size_t index, int rank) {
   return unit.layout().parts[rank][index];
 }
 
-// What torch.chunk gives `rank` of `world` of a tensor along dimension 0; sizes 0: nothing. Every
-// rank gets all of one without dimensions.
+// The chunk that torch.chunk gives `rank` of `world` of a tensor along dimension 0; sizes 0:
+// nothing. Every rank gets all of one without dimensions.
 [[nodiscard]] Box chunk_of(const Shape& shape, int world, int rank);
 // `tensor` as the part `box` of a tensor of `shape` that is sharded; what holds nothing is no
 // piece.

@@ -86,7 +86,7 @@ Value full_state(ModuleRef module, const StateDictOptions& options) {
   return Value::dict(std::move(pairs), DictKind::ordered_dict);
 }
 
-// What this rank's chunk of a gathered parameter is, copied.
+// This rank's chunk of a gathered parameter, copied.
 Tensor own_chunk(const at::Tensor& whole, const Mesh& mesh) {
   const auto shape = whole.sizes().vec();
   const auto box = detail::chunk_of(shape, mesh.size(), mesh.rank());

@@ -1,4 +1,4 @@
-// What Python's state_dict() of a module lists, in its order.
+// The entries that Python's state_dict() of a module lists, in its order.
 #pragma once
 
 #include <string>
@@ -42,8 +42,8 @@ inline std::vector<StateEntry> state_entries(const torch::nn::Module& module) {
 using TypesOfBuffers = std::unordered_map<const c10::TensorImpl*, at::ScalarType>;
 [[nodiscard]] TypesOfBuffers types_of_buffers(const torch::nn::Module& module);
 
-// What this rank holds of a parameter or buffer, as a leaf over its own memory. Whoever gets the
-// leaf of a sharded parameter may write to the shard, so its unit takes it for changed.
+// The part of a parameter or buffer that this rank holds, as a leaf over its own memory. Whoever
+// gets the leaf of a sharded parameter may write to the shard, so its unit takes it for changed.
 [[nodiscard]] Tensor own_leaf(const at::Tensor& tensor);
 
 // Throws `mismatch` unless `given` is a tensor of `shape`.

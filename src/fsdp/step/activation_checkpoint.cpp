@@ -19,7 +19,7 @@
 namespace tessera::detail {
 namespace {
 
-// What a computation depends on besides its inputs.
+// The state that a computation depends on besides its inputs.
 class Surroundings {
  public:
   explicit Surroundings(at::Device device) : device_(device) {

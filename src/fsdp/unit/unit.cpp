@@ -137,7 +137,8 @@ std::string type_of(const torch::nn::Module& module) {
   return c10::demangle(typeid(module).name());
 }
 
-// What gradients of all of them fit into; where they stay whole there may be several types.
+// The dtype that gradients of all of them fit into; where they stay whole there may be several
+// types.
 at::ScalarType common_type(const std::vector<at::Tensor>& parameters) {
   std::optional<at::ScalarType> type;
   for (const auto& parameter : parameters) {
@@ -314,7 +315,7 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
     params_.push_back({parameters[i], std::move(locals[i]), {}});
 }
 
-// What the optimizer works on, for each parameter.
+// The tensors that the optimizer works on, one a parameter.
 std::vector<at::Tensor> Unit::make_locals(const std::vector<at::Tensor>& parameters) const {
   if (is_flat()) {
     const auto flat = store_->shard().view({-1}).detach();

@@ -48,7 +48,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
        const std::vector<at::Tensor>& parameters);
 
-  // What the schedule keeps of it; set once, before the unit is used.
+  // The state that the schedule keeps of it; set once, before the unit is used.
   void set_schedule(std::unique_ptr<UnitSchedule> schedule) { schedule_ = std::move(schedule); }
   [[nodiscard]] UnitSchedule& schedule() const { return *schedule_; }
 
@@ -104,11 +104,11 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   std::shared_ptr<std::vector<TraceEvent>> trace;
   void note(TraceStep step) const;
 
-  // What this rank holds of parameter `index`: its elements as a view of the shard, and which they
-  // are: the first row, or with flat geometries the first element. Only when sharded.
+  // The part that this rank holds of parameter `index`: its elements as a view of the shard, and
+  // which they are: the first row, or with flat geometries the first element. Only when sharded.
   [[nodiscard]] at::Tensor held(std::size_t index) const { return store_->local(index); }
   [[nodiscard]] std::int64_t held_from(std::size_t index) const;
-  // What each rank of mesh() holds of the parameter.
+  // The part that each rank of mesh() holds of the parameter.
   [[nodiscard]] Placement placement_of(std::size_t index) const;
   [[nodiscard]] const UnitLayout& layout() const { return store_->layout(); }
 
@@ -258,7 +258,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   ShardOptions options_;
   std::string type_;
   std::string name_;
-  // What is said when parameters are used while they are not there.
+  // Texts of errors when parameters are used while they are not there.
   std::string bypass_text_, graph_text_;
   bool has_graph_of_backward_ = false;
   std::int64_t element_count_ = 0;

@@ -37,7 +37,7 @@ bool ShardChanges::has_changed() const {
   return is_stale() || (remembered_ && *remembered_ != digest_of(store_->shard()));
 }
 
-// What a user does to a unit's tensors between passes: replaces them, freezes and thaws them.
+// Changes of a user to a unit's tensors between passes: replaces them, freezes and thaws them.
 
 namespace {
 

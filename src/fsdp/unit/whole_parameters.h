@@ -25,7 +25,7 @@ class WholeParameters {
   // `store` outlives this.
   explicit WholeParameters(const ParamStore& store) : store_(store) {}
 
-  // What every rank gives, one after the other. Collective.
+  // The parts that every rank gives, one after the other. Collective.
   [[nodiscard]] at::Tensor exchange(const at::Tensor& mine) const;
   // All parameters out of what every rank gives, laid out as its shard: one-dimensional.
   // Collective.

@@ -62,7 +62,7 @@ void require_callable_units(const torch::nn::Module& top) {
 
 namespace {
 
-// What units below `module` were told to leave.
+// The parameters that units below `module` were told to leave.
 std::unordered_set<const c10::TensorImpl*> left_out(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> left;
   const auto add = [&left](const std::vector<at::Tensor>& parameters) {

@@ -38,7 +38,7 @@ void warn_of_forgotten(const torch::nn::Module& module);
 
 // Several units that are made one after the other, or none of them.
 
-// What shard_modules makes one unit of.
+// The modules and parameters of which shard_modules makes one unit.
 struct UnitPlan {
   std::vector<UnitModule> modules;
   UnitSpec spec;

@@ -107,7 +107,7 @@ bool is_around(const Unit& unit, const torch::nn::Module& module) {
   throw_shared(parameter);
 }
 
-// What the units take that are made before one.
+// The modules and parameters of the units that are made before one.
 struct Planned {
   std::unordered_set<const torch::nn::Module*> modules;  // nobody descends into them
   std::unordered_set<const void*> tensors;
@@ -119,7 +119,8 @@ struct Found {
   std::vector<at::Tensor> buffers;
 };
 
-// What `spec` and the units below `modules` leave as it is (fsdp-rows L2, L3, IG4).
+// Modules and parameters that `spec` and the units below `modules` leave as they are (fsdp-rows L2,
+// L3, IG4).
 struct Ignored {
   std::unordered_set<const void*> modules;
   std::unordered_set<const void*> tensors;
@@ -204,7 +205,7 @@ Found parameters_of(const std::vector<UnitModule>& modules, const Ignored& ignor
   return collector.take();
 }
 
-// What work() throws, if anything.
+// The exception that work() throws, if any.
 template <typename Work>
 std::exception_ptr failure_of(Work&& work) try {
   work();
@@ -256,7 +257,7 @@ constexpr std::string_view kFailed = "failed";
 
 constexpr std::string_view kUnitOf = "the unit of ";
 
-// What has to be the same on all ranks, a line each.
+// A text of what has to be the same on all ranks, a line each.
 std::string described(const Found& found, const std::vector<UnitModule>& modules) {
   std::string text(kUnitOf);
   for (const auto& [module, slot_maker] : modules) text += module->name() + " ";
