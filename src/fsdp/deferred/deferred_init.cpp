@@ -1,5 +1,5 @@
-// What happens to the operators of a constructor inside deferred_init. The dispatcher hands each of
-// them to `intercept` first, by the key that libtorch keeps for this purpose.
+// The operators of a constructor inside deferred_init. The dispatcher hands each of them to
+// `intercept` first, by the key that libtorch keeps for this purpose.
 #include "tessera/deferred_init.h"
 
 #include <ATen/CPUGeneratorImpl.h>

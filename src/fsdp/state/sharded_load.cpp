@@ -147,7 +147,7 @@ ShardedLoad::ShardedLoad(const Value& mine, const Value& state) {
   require_no_more(known, state, Names::same);
 }
 
-// What `given` has for each piece of `mine`.
+// Plans the copies from `given` to each piece of `mine`.
 void ShardedLoad::plan(const std::string& name, const Tensor& mine, const Value& given) {
   require_shape(name, mine.shape, given);
   const auto& leaf = given.as_tensor();

@@ -113,8 +113,8 @@ void require_plain_backward() {
   }
 }
 
-// What the first computation gave, which the second has to give again: autograd has sized the
-// gradients by it.
+// The form of what the first computation gave, which the second has to give again: autograd has
+// sized the gradients by it.
 struct Form {
   bool has_edge = false;
   std::vector<std::int64_t> sizes;

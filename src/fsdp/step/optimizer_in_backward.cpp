@@ -63,7 +63,7 @@ class Step : public torch::autograd::PostAccumulateGradHook {
   }
 
   [[nodiscard]] torch::optim::Optimizer& optimizer() const noexcept { return *optimizer_; }
-  // What it works on.
+  // The tensor that it works on.
   [[nodiscard]] const at::Tensor& tensor() const noexcept { return same_; }
   [[nodiscard]] std::size_t group() const noexcept { return group_; }  // that has it
 

@@ -10,7 +10,7 @@
 
 namespace tessera::detail {
 
-// What a step is called by FSDP1 and by FSDP2.
+// The name of a step in FSDP1 and in FSDP2.
 struct RangeName {
   std::string_view fsdp1;
   std::string_view fsdp2;

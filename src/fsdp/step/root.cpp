@@ -212,10 +212,10 @@ void Root::begin_pass() {
   choose_kept(all);
 }
 
-// What stays gathered between its forward and its backward, as much as the budget allows. Chosen
-// before the pass, so that the budget holds whatever order the pass takes, and by the order of the
-// first one, so that all ranks choose the same, copies included. Without gradients no backward
-// comes that would need it.
+// Chooses the units that stay gathered between their forward and their backward, as many as the
+// budget allows, before the pass, so that the budget holds whatever order the pass takes, and by
+// the order of the first one, so that all ranks choose the same, copies included. Without gradients
+// no backward comes that would need it.
 void Root::choose_kept(const std::vector<std::shared_ptr<Unit>>& all) const {
   for (const auto& unit : all) entry_of(*unit).is_within_budget = false;
   if (!torch::GradMode::is_enabled()) return;

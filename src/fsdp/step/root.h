@@ -31,7 +31,7 @@ struct ScheduleEntry final : UnitSchedule {
   std::shared_ptr<Root> root;  // null until the first forward
   int id = 0;                  // place in the root's list, the same on every rank
 
-  // What the user asked for.
+  // Wishes of the user.
   bool pinned = false;                 // unshard() was called: it stays gathered until reshard()
   bool sync_gradients = true;          // its backward reduces; otherwise the gradients are kept
   bool begins_step = true;             // of the next forward, for DistributedDataParallel
@@ -40,7 +40,7 @@ struct ScheduleEntry final : UnitSchedule {
   bool uneven_micro_batches = false;   // ranks may differ in backwards that do not reduce
   std::optional<int> reduction_limit;  // buffers of reductions at once
   std::uint64_t keep_bytes = 0;        // of units that stay gathered; of the root's own
-  // What to gather next.
+  // Units to gather next.
   std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
 
   // The pass that is under way.

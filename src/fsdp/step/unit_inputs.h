@@ -29,8 +29,8 @@ class UnitInputs {
   UnitInputs(const UnitInputs&) = delete;
   UnitInputs& operator=(const UnitInputs&) = delete;
 
-  // What forward has changed in place, lent or without a gradient of its own before: its gradient
-  // comes through the unit, whoever uses it.
+  // The inputs that forward has changed in place, lent or without a gradient of their own before:
+  // the gradient comes through the unit, whoever uses it.
   [[nodiscard]] std::vector<at::Tensor> changed() const;
   // `tensor` is one that was lent, and nobody has changed it.
   [[nodiscard]] bool has_unchanged(const at::Tensor& tensor) const;

@@ -46,7 +46,7 @@ at::Tensor no_rows(const at::Tensor& full) {
       .coalesce();
 }
 
-// What all ranks have along dimension `dim`, where rank r has `counts[r]`.
+// The values of all ranks along dimension `dim`, where rank r has `counts[r]`.
 at::Tensor gathered(const at::Tensor& mine, std::int64_t dim,
                     const std::vector<std::int64_t>& counts, const Mesh& mesh) {
   auto shape = mine.sizes().vec();
@@ -135,8 +135,9 @@ bool BucketReducer::mixes_averages() const {
   return false;
 }
 
-// What earlier backwards have averaged, where it is not reduced again. Whoever took away or zeroed
-// what was kept since meant all of it; what else was done to it, nobody knows for the average.
+// Sets aside what earlier backwards have averaged, where it is not reduced again. Whoever took away
+// or zeroed what was kept since meant all of it; what else was done to it, nobody knows for the
+// average.
 void BucketReducer::set_aside(std::size_t param) {
   auto& gradient = params_[param].full.mutable_grad();
   auto& past = past_[param];
@@ -252,7 +253,7 @@ void BucketReducer::launch_rows(Bucket& bucket) {
   bucket.sum = options_.transport->start_sum(bucket.values);
 }
 
-// What it filled them with, by parameter.
+// The gradients that it filled the values with, by parameter.
 std::vector<at::Tensor> BucketReducer::fill_values(Bucket& bucket) {
   std::vector<at::Tensor> gradients, to, from;
   const bool is_there = is_accelerator(bucket.values.device());  // where one kernel copies many

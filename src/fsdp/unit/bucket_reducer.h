@@ -66,7 +66,7 @@ class BucketReducer final : public GradReducer {
     at::Tensor rows;  // of a sparse gradient, while `values` has the counts
     std::unique_ptr<PendingSum> sum;
   };
-  // What is in a parameter's grad() besides gradients of the backward under way.
+  // The content of a parameter's grad() besides gradients of the backward under way.
   struct Past {
     at::Tensor average;         // set aside: of earlier backwards, which is not reduced again
     bool has_kept = false;      // grad() has what no reduction has taken along

@@ -49,7 +49,8 @@ struct UnitParam {
 [[nodiscard]] std::uint32_t digest_of_trained(const std::vector<bool>& trained);
 [[nodiscard]] std::uint32_t digest_of_trained(const std::vector<UnitParam>& params);
 
-// What gradients are divided by, before and after they are summed (fsdp-rows GD1 to GD4, 9.4).
+// The numbers that gradients are divided by, before and after they are summed (fsdp-rows GD1 to
+// GD4, 9.4).
 struct GradScale {
   double before = 1;
   double after = 1;
@@ -82,7 +83,8 @@ struct BackwardPlan {
   std::shared_ptr<StoragePool> pool = {};  // has the streams of a device
 };
 
-// What has to be the same on all ranks that reduce together; of each the lowest 16 bits count.
+// The numbers that have to be the same on all ranks that reduce together; of each the lowest 16
+// bits count.
 struct Reduced {
   std::uint32_t id = 0;       // of the unit or bucket
   std::uint32_t pass = 0;     // BackwardPlan::pass
@@ -160,9 +162,9 @@ class GradReducer {
   // Waits for what is under way and forgets all gradients of this rank.
   virtual void forget() = 0;
 
-  // What the ranks compare of reductions that have ended on a device, which is late there: throws
-  // `mismatch` as a finish does. `now`: of what has come; `pass`: a pass begins, so of all that
-  // was late at the beginning of the one before too; `all`: of all.
+  // Looks at what the ranks compare of reductions that have ended on a device, which is late there:
+  // throws `mismatch` as a finish does. `now`: of what has come; `pass`: a pass begins, so of all
+  // that was late at the beginning of the one before too; `all`: of all.
   enum class Look : std::uint8_t { now, pass, all };
   void look(Look how);
 

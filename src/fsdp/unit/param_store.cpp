@@ -83,7 +83,7 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
     : layout_(std::move(layout)), rank_(options.rank) {
   const auto own = parameters.front().options().requires_grad(false);
   const auto travelling = own.device(options.device).dtype(options.compute);
-  // What a real device copies from.
+  // Real devices copy from pinned memory.
   const bool pins = options.shard_device.is_cpu() && is_accelerator(options.device);
   channel_ = options.transport->open(
       layout_.shard_elements, own.device(options.shard_device).pinned_memory(pins), travelling);

@@ -113,7 +113,7 @@ class ParamStore {
   // Keeps this rank's part of what is gathered, and frees the rest.
   void park(StoragePool& pool);
   void unpark() noexcept { is_parked_ = false; }
-  // What an access says while the parameters are not there.
+  // The text of an access while the parameters are not there.
   void forbid_access(const std::string& text);
   [[nodiscard]] bool has_memory() const;
   [[nodiscard]] torch::Device device() const { return gathered_.device(); }

@@ -27,7 +27,7 @@ struct ParamOwner {
 // Null unit: not a parameter of any.
 [[nodiscard]] ParamOwner find_owner(const at::Tensor& parameter);
 
-// What FSDP1 calls the flat parameter of the unit that has this name.
+// The name in FSDP1 of the flat parameter of the unit that has this name.
 [[nodiscard]] inline std::string flat_param_name(const std::string& unit) {
   return unit.empty() ? "_flat_param" : unit + "._flat_param";
 }

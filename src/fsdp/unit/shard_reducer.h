@@ -79,8 +79,8 @@ class ShardReducer final : public GradReducer {
   at::Tensor waiting_;
   Reduced waiting_for_;            // what they are
   double waiting_divided_by_ = 1;  // before they were summed
-  // What the stream of sums works on until the stream that computes has waited for it. Memory goes
-  // back to the latter.
+  // The tensors that the stream of sums works on until the stream that computes has waited for it.
+  // Memory goes back to the latter.
   std::vector<at::Tensor> beside_;
   std::unique_ptr<PendingSum> over_replicas_;
 };

@@ -488,7 +488,7 @@ void Unit::forbid_access() {
   store_->forbid_access(has_graph_of_backward_ ? "tessera: " + graph_text_ : bypass_text_);
 }
 
-// What is there, on its way or parked.
+// Drops what is there, on its way or parked.
 void Unit::drop_gathered() {
   if (param_state_ == ParamState::gathering) {
     store_->drop_gather(*pool_);

@@ -129,8 +129,8 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   void share_pool(std::shared_ptr<StoragePool> pool) { pool_ = std::move(pool); }
   // Collectives of the user's own in the place of the transport's; only when sharded.
   void wrap_channel(const ChannelWrapper& wrap);
-  // What a user did to the tensors since, unless a pass is under way: follow_requires_grad and
-  // adopt_replaced.
+  // Follows what a user did to the tensors since, unless a pass is under way: follow_requires_grad
+  // and adopt_replaced.
   void refresh() override;
   // Parameters are frozen and thawed through the module or through `local`: the other follows.
   void follow_requires_grad();
@@ -227,7 +227,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   void make_dead_gradients();
   void show_kept(std::size_t param);
   enum class Shown : std::uint8_t { kept, taken_away, changed };
-  // What has become of that; only where something was shown.
+  // The fate of what was shown; only where something was shown.
   [[nodiscard]] Shown shown(std::size_t param) const;
   void drop_taken_away();
   void require_collecting() const;

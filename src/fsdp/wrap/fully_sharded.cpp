@@ -17,7 +17,7 @@
 
 namespace tessera::detail {
 
-// What FullyShardedDataParallel does with its units after they are made.
+// FullyShardedDataParallel's work with its units after they are made.
 
 bool is_root(const torch::nn::Module& module) {
   const auto unit = find_unit(&module);
@@ -134,7 +134,7 @@ int counted_ranks(const std::vector<Bytes>& hosts) {
               "pass the HybridMesh of Mesh::split");
 }
 
-// What a rank says to the others: what its launcher told it, or where it is.
+// The text that a rank sends the others: what its launcher told it, or where it is.
 constexpr std::string_view kTold = "LOCAL_WORLD_SIZE=";
 constexpr std::string_view kUntold = "no LOCAL_WORLD_SIZE on ";
 
