@@ -108,7 +108,7 @@ class QuickMachine {
     Lite transforms;  // a list or tuple, or none
   };
 
-  explicit QuickMachine(ByteView bytes) : bytes_(bytes), cursor_(bytes) {}
+  explicit QuickMachine(ByteView bytes) : bytes_(bytes), cursor_(bytes), survey_(bytes) {}
 
   // Takes members of a dict whose keys are indices: keys and values in turns, and the dict's
   // number. The dict does not keep them. False: that was not expected.
@@ -161,9 +161,6 @@ class QuickMachine {
     std::size_t kept_containers;
   };
 
-  bool find_wanted();
-  bool want(std::uint64_t index);
-  void count_wanted();
   bool read_protocol();
   bool enter_frame(const pickle::Opcode& opcode);
   bool open_mark();
@@ -185,9 +182,6 @@ class QuickMachine {
   void forget_batch(const pickle::Opcode& opcode);
   bool memoize();
   bool drop();
-  [[nodiscard]] bool is_wanted(std::uint64_t index) const {
-    return index / 64 < wanted_.size() && (wanted_[index / 64] >> index % 64 & 1U) != 0;
-  }
   void keep(const Lite& value);
   bool put(std::uint64_t index) { return index == memo_size_ && memoize(); }
   bool recall(std::uint64_t index);
@@ -227,10 +221,9 @@ class QuickMachine {
   pickle::Cursor cursor_;
   std::vector<Lite> stack_;
   std::vector<Mark> marks_;
-  Mark since_{};                        // the mark that was used last
-  std::vector<std::uint64_t> wanted_;   // bits: memo entries that are given out again
-  std::vector<std::uint64_t> earlier_;  // for each 64 bits, how many are set before
-  std::vector<Lite> memo_;              // those entries alone
+  Mark since_{};  // the mark that was used last
+  const pickle::Survey survey_;
+  std::vector<Lite> memo_;  // of entries that are recalled alone, in order
   std::uint64_t memo_size_ = 0;
   std::uint8_t protocol_ = 0;
   std::size_t kept_items_ = 0;  // items below are wanted

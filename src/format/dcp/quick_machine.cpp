@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <utility>
 
 #include "base/text.h"
@@ -150,41 +149,8 @@ constinit const std::array<QuickMachine::Step, 256> QuickMachine::kSteps = [] {
       });
 }();
 
-// Which memo entries the pickle refers to: few, while it numbers every part of every object.
-bool QuickMachine::find_wanted() {
-  pickle::Cursor cursor(bytes_);
-  for (Op op{cursor.opcode()}; op != Op::stop; op = Op{cursor.opcode()}) {
-    const pickle::Argument form = pickle::opcode_of(op).argument;
-    if (form == pickle::Argument::not_an_opcode) return false;
-    if (is_one_of(op, Op::binget, Op::long_binget)) {
-      if (!want(cursor.number(form))) return false;
-    } else {
-      cursor.skip(form);
-    }
-  }
-  count_wanted();
-  return cursor.left() == 0;
-}
-
-bool QuickMachine::want(std::uint64_t index) {
-  if (index >= bytes_.size()) return false;
-  const std::uint64_t word = index / 64;
-  if (word >= wanted_.size()) wanted_.resize(std::max(word + 1, 2 * wanted_.size()));
-  wanted_[word] |= std::uint64_t{1} << index % 64;
-  return true;
-}
-
-void QuickMachine::count_wanted() {
-  std::uint64_t count = 0;
-  earlier_.reserve(wanted_.size());
-  for (const std::uint64_t bits : wanted_) {
-    earlier_.push_back(count);
-    count += static_cast<unsigned>(std::popcount(bits));
-  }
-}
-
 std::optional<Lite> QuickMachine::run() {
-  if (!find_wanted()) return std::nullopt;
+  if (survey_.end() != bytes_.size()) return std::nullopt;
   for (Op op{cursor_.opcode()}; op != Op::stop; op = Op{cursor_.opcode()}) {
     if (!kSteps[static_cast<std::uint8_t>(op)](*this, pickle::opcode_of(op))) return std::nullopt;
   }
@@ -307,8 +273,8 @@ bool QuickMachine::set_items(const pickle::Opcode& opcode) {
 bool QuickMachine::memoize() {
   const std::uint64_t index = memo_size_++;
   if (above_mark() == 0) return false;
-  if (is_wanted(index)) {
-    memo_.push_back(stack_.back());  // entries come in order
+  if (survey_.is_recalled(index)) {
+    memo_.push_back(stack_.back());
     keep(stack_.back());
   }
   return true;
@@ -324,10 +290,8 @@ void QuickMachine::keep(const Lite& value) {
 }
 
 bool QuickMachine::recall(std::uint64_t index) {
-  // All that are recalled are wanted.
   if (index >= memo_size_) return false;
-  const std::uint64_t before = wanted_[index / 64] & ((std::uint64_t{1} << index % 64) - 1);
-  Lite value = memo_[earlier_[index / 64] + static_cast<unsigned>(std::popcount(before))];
+  Lite value = memo_[survey_.recalled_before(index)];
   if (is_container(value)) {
     // While it is on the stack it is not complete: in another container the two could form a cycle.
     if (is_on_stack(value)) return false;

@@ -1,11 +1,13 @@
 // Reads a pickle's bytes forward, never past their end and never across the border of a frame.
 #pragma once
 
+#include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/numbers.h"
 #include "format/pickle/opcodes.h"
@@ -16,14 +18,14 @@ namespace tessera::pickle {
 
 class Cursor {
  public:
-  explicit Cursor(ByteView bytes) : bytes_(bytes) {}
+  explicit Cursor(ByteView bytes) : bytes_(bytes), limit_(bytes.size()) {}
 
   [[nodiscard]] std::size_t at() const noexcept { return at_; }
   [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - at_; }
 
   // The opcode at the cursor. Leaves a frame that ends here.
   [[nodiscard]] std::uint8_t opcode() {
-    if (at_ == frame_end_) frame_end_ = kNoFrame;
+    if (at_ == limit_) leave_frame();
     return number<std::uint8_t>();
   }
 
@@ -33,8 +35,7 @@ class Cursor {
   }
 
   [[nodiscard]] ByteView take(std::uint64_t size) {
-    if (size > left()) truncated(size);
-    if (size > frame_end_ - at_) cross_frame();
+    if (size > limit_ - at_) pass_limit(size);
     const ByteView taken = bytes_.subspan(at_, size);
     at_ += size;
     return taken;
@@ -45,8 +46,6 @@ class Cursor {
     return {reinterpret_cast<const char*>(taken.data()), taken.size()};
   }
 
-  // What lies ahead, without moving.
-  [[nodiscard]] ByteView rest() const { return bytes_.subspan(at_); }
   [[nodiscard]] std::byte byte_at(std::size_t at) const { return bytes_[at]; }
   // The text from `at` up to its newline, or up to the end.
   [[nodiscard]] std::string_view line_at(std::size_t at) const {
@@ -56,7 +55,7 @@ class Cursor {
   }
   // Goes to `at`, inside the bytes and outside of every frame, or inside the one that it is in.
   void jump(std::size_t at) noexcept { at_ = at; }
-  [[nodiscard]] bool in_frame() const noexcept { return frame_end_ != kNoFrame; }
+  [[nodiscard]] bool in_frame() const noexcept { return in_frame_; }
 
   // Up to the next newline, which is skipped.
   [[nodiscard]] std::string_view line() {
@@ -71,7 +70,7 @@ class Cursor {
   }
 
   // The number that an argument is, or the length that it begins with.
-  [[nodiscard]] std::uint64_t number(Argument form) {
+  [[nodiscard, gnu::always_inline]] std::uint64_t number(Argument form) {
     switch (form) {
       case Argument::number1:
       case Argument::sized1:
@@ -106,30 +105,63 @@ class Cursor {
   [[nodiscard]] bool take_crossing() noexcept { return std::exchange(crossed_, false); }
 
   void enter_frame(std::uint64_t size) {
-    if (frame_end_ != kNoFrame) throw Error(ErrorCode::corrupt, "a frame begins inside a frame");
+    if (in_frame_) throw Error(ErrorCode::corrupt, "a frame begins inside a frame");
     if (size > left()) truncated(size);
-    if (size != 0) frame_end_ = at_ + size;
+    if (size == 0) return;
+    limit_ = at_ + size;
+    in_frame_ = true;
   }
 
  private:
-  static constexpr std::size_t kNoFrame = std::numeric_limits<std::size_t>::max();
-
-  [[noreturn]] void truncated(std::uint64_t size) const {
-    throw Error(ErrorCode::incomplete, "the pickle has " + std::to_string(left()) +
-                                           " bytes left, expected " + std::to_string(size));
-  }
-
-  void cross_frame() {
-    if (!lenient_) throw Error(ErrorCode::corrupt, "an opcode crosses the end of its frame");
-    crossed_ = true;
-    frame_end_ = kNoFrame;
+  [[noreturn]] void truncated(std::uint64_t size) const;
+  // What is taken passes the end of the bytes or of the frame: throws, or leaves the frame.
+  void pass_limit(std::uint64_t size);
+  void leave_frame() noexcept {
+    limit_ = bytes_.size();
+    in_frame_ = false;
   }
 
   ByteView bytes_;
   bool lenient_ = false;
   bool crossed_ = false;
+  bool in_frame_ = false;
   std::size_t at_ = 0;
-  std::size_t frame_end_ = kNoFrame;
+  std::size_t limit_;  // the end of the frame, or of the bytes
+};
+
+// One pass over a pickle's opcodes by their lengths alone, up to STOP: where they end, and which
+// memo entries they take out again. Picklers number nearly all values and come back to few, so a
+// machine keeps those alone.
+class Survey {
+ public:
+  explicit Survey(ByteView bytes);
+
+  // Up to and with STOP; 0: there is none.
+  [[nodiscard]] std::size_t end() const noexcept { return end_; }
+  // Whether the bytes end before STOP, and not at a byte that is no opcode.
+  [[nodiscard]] bool is_cut() const noexcept { return cut_; }
+
+  // Whether some opcode takes this entry out of the memo. Nothing is known of an index that is not
+  // below the pickle's size: it counts as recalled.
+  [[nodiscard]] bool is_recalled(std::uint64_t index) const noexcept {
+    if (index >= size_) return true;
+    return index / 64 < recalled_.size() && (recalled_[index / 64] >> index % 64 & 1U) != 0;
+  }
+  // How many entries below a recalled one, of which that is known, are recalled.
+  [[nodiscard]] std::size_t recalled_before(std::uint64_t index) const noexcept {
+    const std::uint64_t below = recalled_[index / 64] & ((std::uint64_t{1} << index % 64) - 1);
+    return earlier_[index / 64] + static_cast<unsigned>(std::popcount(below));
+  }
+
+ private:
+  void follow(Cursor& cursor);
+  void note(std::uint64_t index);
+
+  std::size_t size_;
+  std::size_t end_ = 0;
+  bool cut_ = false;
+  std::vector<std::uint64_t> recalled_;  // bits
+  std::vector<std::size_t> earlier_;     // for each 64 bits, how many are set before
 };
 
 }  // namespace tessera::pickle

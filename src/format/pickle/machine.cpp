@@ -92,7 +92,7 @@ Machine::Machine(ByteView bytes, const ReadOptions& options)
     : cursor_(bytes),
       options_(options),
       cells_(1),
-      recalled_(recalled_entries(bytes)),
+      survey_(bytes),
       skipping_(options.skip.has_value()) {
   if (options.watch != nullptr) cursor_.allow_crossing();
 }
@@ -465,7 +465,7 @@ void Machine::memoize(std::uint64_t index) {
   memo_end_ = std::max(memo_end_, saturating_add(index, 1));
   const Slot& slot = top();
   if (is_first_put(index)) count_entry();
-  if (is_recalled(index)) memo_.insert_or_assign(index, slot);
+  if (survey_.is_recalled(index)) memo_.insert_or_assign(index, slot);
 }
 
 bool Machine::is_first_put(std::uint64_t index) {
@@ -499,43 +499,6 @@ void Machine::recall(std::uint64_t index) {
 const Machine::Slot* Machine::memo_entry(std::uint64_t index) const {
   const auto found = memo_.find(index);
   return found == memo_.end() ? nullptr : &found->second;
-}
-
-std::vector<bool> Machine::recalled_entries(ByteView bytes) {
-  std::vector<bool> recalled;
-  const auto note = [&](std::uint64_t index) {
-    if (index >= bytes.size()) return;  // more than there are
-    if (index >= recalled.size()) recalled.resize(index + 1);
-    recalled[index] = true;
-  };
-  Cursor cursor(bytes);
-  cursor.allow_crossing();  // who refuses that does so later
-  try {
-    for (Op op = Op::mark; op != Op::stop;) {
-      op = static_cast<Op>(cursor.opcode());
-      const Opcode& opcode = opcode_of(op);
-      if (opcode.argument == Argument::not_an_opcode) break;
-      if (is_one_of(op, Op::binget, Op::long_binget)) {
-        note(cursor.number(opcode.argument));
-      } else if (op == Op::get) {
-        note(index_of(cursor.line()));
-      } else {
-        cursor.skip(opcode.argument);
-      }
-    }
-  } catch (const Error&) {
-    // The machine gets no further, and says why.
-  }
-  recalled.resize(bytes.size());
-  return recalled;
-}
-
-std::uint64_t Machine::index_of(std::string_view text) {
-  const Value index = parse_index(text);
-  if (!index.is(Kind::integer) || !index.as_integer().big.empty() || index.as_int() < 0) {
-    corrupt("a memo index is not a number that counts");
-  }
-  return static_cast<std::uint64_t>(index.as_int());
 }
 
 }  // namespace tessera::pickle

@@ -104,15 +104,8 @@ class Machine {
   void memoize(std::uint64_t index);
   [[nodiscard]] bool is_first_put(std::uint64_t index);
   void count_entry();
-  // The entries that opcodes take out of the memo, by index. Those behind its end may be, too.
-  [[nodiscard]] static std::vector<bool> recalled_entries(ByteView bytes);
-  // Whether some opcode takes this entry out of the memo.
-  [[nodiscard]] bool is_recalled(std::uint64_t index) const {
-    return index >= recalled_.size() || recalled_[index];
-  }
   void recall(std::uint64_t index);
   [[nodiscard]] const Slot* memo_entry(std::uint64_t index) const;  // null: never put, or recalled
-  [[nodiscard]] static std::uint64_t index_of(std::string_view text);
 
   // Skipped lists (skip.cpp).
   struct Region {
@@ -160,10 +153,9 @@ class Machine {
   Slots stack_;
   std::vector<std::size_t> marks_;  // heights of the stack
   std::deque<Cell> cells_;          // does not move while it grows
-  // Picklers number nearly all values and come back to few: no other value is kept alive here.
-  std::vector<bool> recalled_;
-  std::unordered_map<std::uint64_t, Slot> memo_;
-  std::vector<bool> put_;  // dense indices
+  const Survey survey_;
+  std::unordered_map<std::uint64_t, Slot> memo_;  // of entries that are recalled
+  std::vector<bool> put_;                         // dense indices
   std::unordered_set<std::uint64_t> sparse_put_;
   std::size_t memo_size_ = 0;
   std::uint64_t memo_end_ = 0;   // above every index that was ever put

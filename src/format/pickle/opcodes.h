@@ -181,12 +181,6 @@ inline constexpr std::array<OpcodeRow, 68> kOpcodeRows{{
     {Op::readonly_buffer, {Argument::none, 0, 0, true}},
 }};
 
-// Bytes of the number that an argument is or begins with.
-constexpr std::uint8_t width_of(Argument form) noexcept {
-  constexpr std::array<std::uint8_t, 11> kWidths{0, 0, 1, 2, 4, 8, 1, 4, 8, 0, 0};
-  return kWidths[static_cast<std::uint8_t>(form)];
-}
-
 // By byte.
 inline constexpr std::array<Opcode, 256> kOpcodes = [] {
   std::array<Opcode, 256> by_byte{};

@@ -264,18 +264,7 @@ Found scan(ByteView bytes,
 }
 
 bool is_cut(ByteView bytes) {
-  Cursor cursor(bytes);
-  cursor.allow_crossing();
-  try {
-    for (Op op{cursor.opcode()}; op != Op::stop; op = Op{cursor.opcode()}) {
-      const Argument form = opcode_of(op).argument;
-      if (form == Argument::not_an_opcode) return false;
-      cursor.skip(form);
-    }
-  } catch (const Error&) {
-    return true;
-  }
-  return false;
+  return Survey(bytes).is_cut();
 }
 
 std::vector<std::string> globals(ByteView bytes) {

@@ -5,7 +5,6 @@
 // them then finds what it needs, and the memo is what it would have been.
 #include <algorithm>
 #include <array>
-#include <type_traits>
 #include <utility>
 
 #include "format/pickle/machine.h"
@@ -31,26 +30,14 @@ bool is_listed(const SkipRule& rule, const Value& owner_class, const Value& attr
          });
 }
 
-// What an opcode without a mark and without text does, from the table of opcodes.
-struct Plain {
-  bool known = false;
-  std::uint8_t bytes = 0;  // of its argument
-  std::uint8_t needs = 0;  // values above the latest mark
-  std::int8_t change = 0;  // of the height
-};
-
-constexpr std::array<Plain, 256> kPlain = [] {
-  std::array<Plain, 256> by_byte{};
-  for (const Op op : {Op::none, Op::newtrue, Op::newfalse, Op::empty_tuple, Op::empty_list,
-                      Op::empty_dict, Op::binint, Op::binint1, Op::binint2, Op::tuple1, Op::tuple2,
-                      Op::tuple3, Op::append, Op::setitem, Op::newobj, Op::reduce, Op::build}) {
-    const Opcode& is = opcode_of(op);
-    by_byte[static_cast<std::uint8_t>(op)] = {
-        .known = true,
-        .bytes = width_of(is.argument),
-        .needs = static_cast<std::uint8_t>(is.pops + is.target),
-        .change = static_cast<std::int8_t>(is.pushes - is.pops)};
-  }
+// Opcodes of which the table of opcodes says all that counts in a skipped list: their heights.
+constexpr std::array<bool, 256> kPlain = [] {
+  std::array<bool, 256> by_byte{};
+  for (const Op op :
+       {Op::none, Op::newtrue, Op::newfalse, Op::binint, Op::binint1, Op::binint2, Op::long1,
+        Op::empty_tuple, Op::empty_list, Op::empty_dict, Op::tuple1, Op::tuple2, Op::tuple3,
+        Op::tuple, Op::append, Op::setitem, Op::newobj, Op::reduce, Op::build})
+    by_byte[static_cast<std::uint8_t>(op)] = true;
   return by_byte;
 }();
 
@@ -59,106 +46,79 @@ constexpr std::array<Plain, 256> kPlain = [] {
 // anything is.
 class Skipper {
  public:
-  // `harmless(index)`: whether a memo entry below `memo_end` may be mentioned.
-  Skipper(ByteView bytes, std::uint64_t memo_end, const SkipRule& rule)
-      : at_(bytes.data()), end_(bytes.data() + bytes.size()), memo_end_(memo_end), rule_(rule) {}
+  // `at` is in no frame. `harmless(index)`: whether a memo entry below `memo_end` may be mentioned.
+  Skipper(const Cursor& at, std::uint64_t memo_end, const SkipRule& rule)
+      : cursor_(at), memo_end_(memo_end), rule_(rule) {}
 
   template <class Harmless>
   bool run(const Harmless& harmless) {
-    while (!done_) {
-      if (at_ == end_) return false;
-      const Op op{std::to_integer<std::uint8_t>(*at_++)};
-      const Plain& plain = kPlain[static_cast<std::uint8_t>(op)];
-      if (!(plain.known ? follow(plain) : step(op, harmless))) return false;
+    try {
+      while (!done_) {
+        if (!step(harmless)) return false;
+      }
+    } catch (const Error&) {
+      return false;  // the bytes end
     }
     return true;
   }
 
-  [[nodiscard]] const std::byte* at() const noexcept { return at_; }
+  [[nodiscard]] std::size_t at() const noexcept { return cursor_.at(); }
   [[nodiscard]] std::uint64_t memo_end() const noexcept { return memo_end_; }
 
  private:
-  [[nodiscard]] std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
   // Values above the latest mark.
   [[nodiscard]] std::size_t above_mark() const { return depth_ - marks_[open_]; }
 
-  bool follow(const Plain& plain) {
-    if (plain.bytes > left() || plain.needs > above_mark()) return false;
-    at_ += plain.bytes;
-    depth_ += static_cast<std::size_t>(plain.change);
-    return true;
-  }
-
   template <class Harmless>
-  bool step(Op op, const Harmless& harmless) {
+  bool step(const Harmless& harmless) {
+    const Op op{cursor_.opcode()};
+    const Opcode& opcode = opcode_of(op);
+    if (kPlain[static_cast<std::uint8_t>(op)]) {
+      cursor_.skip(opcode.argument);
+      return follow(opcode);
+    }
+    bool fits = false;
     switch (op) {
       case Op::binput:
-        return put<Op::binput>();
       case Op::long_binput:
-        return put<Op::long_binput>();
+        fits = is_next(cursor_.number(opcode.argument));
+        break;
       case Op::binget:
-        return get<Op::binget>(harmless);
       case Op::long_binget:
-        return get<Op::long_binget>(harmless);
-      case Op::long1:
-        return push_long();
+        fits = is_known(cursor_.number(opcode.argument), harmless);
+        break;
       case Op::binunicode:
-        return push_ascii();
+        fits = is_ascii(cursor_.text(opcode.argument));
+        break;
       case Op::global:
-        return push_global();
+        fits = is_of_rule();
+        break;
       case Op::mark:
         return open_mark();
-      case Op::tuple:
-        return close<Op::tuple>();
       case Op::setitems:
-        return above_mark() % 2 == 0 && close<Op::setitems>();
+        fits = above_mark() % 2 == 0;
+        break;
       case Op::appends:
         done_ = open_ == 0;
-        return done_ || close<Op::appends>();
+        if (done_) return true;
+        break;
       default:
         return false;
     }
+    return fits && follow(opcode);
   }
 
-  // The number that the opcode's argument is or begins with.
-  template <Op op>
-  bool take(std::uint64_t& number) {
-    constexpr std::size_t kWidth = width_of(opcode_of(op).argument);
-    using Number = std::conditional_t<kWidth == 1, std::uint8_t, std::uint32_t>;
-    static_assert(kWidth == sizeof(Number));
-    if (kWidth > left()) return false;
-    number = load_le<Number>(at_);
-    at_ += kWidth;
-    return true;
-  }
-
-  bool push_long() {
-    std::uint64_t size = 0;
-    if (!take<Op::long1>(size) || size > left()) return false;
-    at_ += size;
-    ++depth_;
-    return true;
-  }
-
-  bool push_ascii() {
-    std::uint64_t size = 0;
-    if (!take<Op::binunicode>(size) || size > left()) return false;
-    const std::byte* const text = std::exchange(at_, at_ + size);
-    ++depth_;
-    return std::all_of(text, at_, [](std::byte b) { return b < std::byte{0x80}; });
-  }
-
-  bool push_global() {
-    const std::string_view rest(reinterpret_cast<const char*>(at_), left());
-    const auto named = std::ranges::find_if(rule_.classes, [rest](std::string_view name) {
-      const std::size_t split = name.find(' ');
-      return rest.size() > name.size() && rest.starts_with(name.substr(0, split)) &&
-             rest[split] == '\n' && rest.substr(split + 1).starts_with(name.substr(split + 1)) &&
-             rest[name.size()] == '\n';
-    });
-    if (named == rule_.classes.end()) return false;
-    at_ += named->size() + 1;
-    ++depth_;
+  // Takes off and puts on as many values as the opcode does.
+  bool follow(const Opcode& opcode) {
+    if (opcode.pops != kToMark) {
+      if (above_mark() < opcode.pops) return false;
+      depth_ -= opcode.pops;
+    } else {
+      if (open_ == 0) return false;
+      depth_ = marks_[open_--];
+    }
+    if (opcode.target && above_mark() == 0) return false;
+    depth_ += opcode.pushes;
     return true;
   }
 
@@ -168,40 +128,36 @@ class Skipper {
     return true;
   }
 
-  // Takes what is above the latest mark, and the mark.
-  template <Op op>
-  bool close() {
-    constexpr Opcode kIs = opcode_of(op);
-    static_assert(kIs.pops == kToMark);
-    if (open_ == 0) return false;
-    depth_ = marks_[open_--];
-    if (kIs.target && above_mark() == 0) return false;
-    depth_ += kIs.pushes;
-    return true;
+  static bool is_ascii(std::string_view text) {
+    return std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
   }
 
-  template <Op op, class Harmless>
-  bool get(const Harmless& harmless) {
-    std::uint64_t index = 0;
-    if (!take<op>(index) || index >= memo_end_) return false;
+  bool is_of_rule() {
+    const std::string_view module = cursor_.line();
+    const std::string_view name = cursor_.line();
+    return std::ranges::any_of(rule_.classes, [&](std::string_view known) {
+      return known.size() == module.size() + 1 + name.size() && known.starts_with(module) &&
+             known[module.size()] == ' ' && known.ends_with(name);
+    });
+  }
+
+  template <class Harmless>
+  bool is_known(std::uint64_t index, const Harmless& harmless) {
+    if (index >= memo_end_) return false;
     std::uint64_t& known = known_[index % known_.size()];
     if (known != index + 1 && !harmless(index)) return false;
     known = index + 1;
-    ++depth_;
     return true;
   }
 
   // Indices count up in a pickle of Python's; with others the memo could not be made up later.
-  template <Op op>
-  bool put() {
-    std::uint64_t index = 0;
-    if (above_mark() == 0 || !take<op>(index) || index != memo_end_) return false;
+  bool is_next(std::uint64_t index) {
+    if (index != memo_end_) return false;
     ++memo_end_;
     return true;
   }
 
-  const std::byte* at_;
-  const std::byte* end_;
+  Cursor cursor_;
   std::uint64_t memo_end_;
   const SkipRule& rule_;
   bool done_ = false;
@@ -238,19 +194,16 @@ bool Machine::is_harmless(std::uint64_t index) const {
 }
 
 void Machine::skip_list() {
-  Skipper skipper(cursor_.rest(), memo_end_, *options_.skip);
+  Skipper skipper(cursor_, memo_end_, *options_.skip);
   const bool plain = skipper.run([this](std::uint64_t index) { return is_harmless(index); });
   if (!plain) {
     skipping_ = false;
     marks_.push_back(stack_.size());
     return;
   }
-  const std::size_t begin = cursor_.at() - 1;
-  const std::size_t end =
-      cursor_.at() + static_cast<std::size_t>(skipper.at() - cursor_.rest().data());
-  skipped_.push_back({begin, end});
+  skipped_.push_back({cursor_.at() - 1, skipper.at()});
   memo_end_ = skipper.memo_end();
-  cursor_.jump(end);
+  cursor_.jump(skipper.at());
 }
 
 void Machine::read_skipped() {

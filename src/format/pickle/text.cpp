@@ -150,7 +150,7 @@ double parse_real(std::string_view text) {
   return real;
 }
 
-Value parse_index(std::string_view text) {
+std::uint64_t parse_index(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\n\v\f\r";
   text = text.substr(0, text.find('\0'));
   text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
@@ -164,7 +164,10 @@ Value parse_index(std::string_view text) {
     last = is_one_of(c, '+', '-') ? '_' : c;
   }
   if (last == '_') throw Error(ErrorCode::corrupt, "a number ends without a digit");
-  return Value::integer(integer_from_decimal(digits));
+  const Integer index = integer_from_decimal(digits);
+  if (!index.big.empty() || index.small < 0)
+    throw Error(ErrorCode::corrupt, "a memo index is not a number that counts");
+  return static_cast<std::uint64_t>(index.small);
 }
 
 Value parse_integer(std::string_view text) {

@@ -1,6 +1,7 @@
 // The texts in which pickle writes strings and numbers.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -20,7 +21,7 @@ void require_utf8(std::string_view text);
 [[nodiscard]] std::string unquote(std::string_view literal);  // 'it\'s' as repr writes it
 [[nodiscard]] std::string decode_raw_unicode(std::string_view escaped);  // \uXXXX in Latin-1
 [[nodiscard]] double parse_real(std::string_view text);
-[[nodiscard]] Value parse_integer(std::string_view text);  // "00" and "01" are bools
-[[nodiscard]] Value parse_index(std::string_view text);    // of the memo: as int() takes it
+[[nodiscard]] Value parse_integer(std::string_view text);        // "00" and "01" are bools
+[[nodiscard]] std::uint64_t parse_index(std::string_view text);  // of the memo: as int() takes it
 
 }  // namespace tessera::pickle
