@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
-#include <span>
 #include <thread>
 
 #include "base/process.h"
@@ -18,6 +17,7 @@
 #include "checkpoint/save/place.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
+#include "comm/message.h"
 #include "storage/posix/lock.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
@@ -69,12 +69,9 @@ LockedFd made(const std::string& path) {
 
 Staging::Staging(Group& group) {
   const auto draw = [](const Bytes&) {
-    const std::string path = base_directory() + "/" + kStart + random_attempt();
-    const auto bytes = std::as_bytes(std::span(path));
-    return Bytes(bytes.begin(), bytes.end());
+    return to_bytes(base_directory() + "/" + kStart + random_attempt());
   };
-  const Bytes told = confer(group, kToStore, {[] { return Bytes(); }, combine_nothing, draw});
-  path_.assign(reinterpret_cast<const char*>(told.data()), told.size());
+  path_ = to_text(confer(group, kToStore, {[] { return Bytes(); }, combine_nothing, draw}));
   agree(group, kToStore, [this] {
     const std::string base = directory_of(path_);
     make_directories(base);
