@@ -36,11 +36,11 @@ struct ConvertOptions {
   // Nobody else writes this target. Needed where a store cannot keep rivals out
   // (docs/guide/object-stores.md).
   bool single_writer = false;
-  // Continues an interrupted conversion that had this option, the same source and the same options.
-  // If this one is interrupted, it leaves its own work to a later one (docs/design/resume.md). The
-  // work is in ".NAME.resume" beside the target, for dcp in ".resume" inside it. It is used only
-  // after its bytes were read and compared. What another conversion left there is removed; while
-  // another one works there, this one is `conflict`.
+  // Keeps the files that an interrupted conversion with this option, the same source and the same
+  // options has finished, after it has read and compared them; others begin anew. Interrupted, it
+  // leaves its own to a later one (docs/design/resume.md): in ".NAME.resume" beside the target, for
+  // dcp in ".resume" inside it. What another conversion left there is removed; while another one
+  // works there, this one is `conflict`.
   bool resume = false;
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
@@ -75,7 +75,7 @@ struct ConvertOptions {
   std::optional<DType> dequantize;
   OpenOptions open;
   ProgressHook progress = {};
-  // What is done so far stays for a later run with `resume`; without `resume` nothing stays.
+  // Files that are finished stay for a later run with `resume`; without `resume` nothing stays.
   std::stop_token stop = {};
 };
 
@@ -84,7 +84,7 @@ struct ConvertReport {
   std::string target;  // what was written: the file, or the directory of a kind that is one
   std::uint64_t tensors = 0;
   std::uint64_t values_in_metadata = 0;  // non-tensors that travel as tagged JSON (docs/formats)
-  std::uint64_t bytes_resumed = 0;  // of the target, made by an interrupted run and found right
+  std::uint64_t bytes_resumed = 0;  // of files that an interrupted run had finished and were right
   std::vector<std::string> notes;   // what the caller should know: no config.yaml, ...
 };
 

@@ -60,9 +60,6 @@ class ByteSink {
  public:
   virtual ~ByteSink() = default;
   virtual void write_at(std::uint64_t offset, ByteView bytes) = 0;
-  // An interrupted writer has left `bytes` at `offset` already: they count as written. A sink that
-  // begins empty writes them.
-  virtual void keep_at(std::uint64_t offset, ByteView bytes) { write_at(offset, bytes); }
   // Makes all bytes durable and then the object visible, in one step. Call it at most once, and
   // write nothing after it.
   virtual void commit() = 0;

@@ -29,10 +29,10 @@ std::vector<std::string> names_of_targets() {
 
 constexpr const char* kConvertExamples = R"(
 The source is streamed, and its checksums are checked. The target appears whole or not at all. A run
-that is interrupted (SIGINT, SIGTERM, SIGHUP) leaves nothing behind. With --resume it leaves
-.NAME.resume beside the target (.resume inside a DCP directory); the next run with --resume keeps
-what it finds intact there. Values that a target cannot hold natively travel in its metadata, so
-converting back gives the same tree.
+that is interrupted (SIGINT, SIGTERM, SIGHUP) leaves nothing behind. With --resume it leaves the
+files that it has finished in .NAME.resume beside the target (.resume inside a DCP directory); the
+next run with --resume keeps those that are intact. A target that is one file begins anew. Values
+that a target cannot hold natively travel in its metadata, so converting back gives the same tree.
 
 Examples:
   tessera convert checkpoint/ model.safetensors
@@ -40,7 +40,7 @@ Examples:
   tessera convert model.pt checkpoint/ --to dcp --threads 8 --memory 256MiB
   tessera convert run/step100 copy.pt --only 'model.layers.[0-3].*' --json
   tessera convert hf/pytorch_model.bin.index.json weights --to safetensors
-  until tessera convert checkpoint/ model.safetensors --resume; do sleep 60; done)";
+  until tessera convert model.pt checkpoint/ --to dcp --ranks 8 --resume; do sleep 60; done)";
 
 struct ConvertArguments {
   std::string source;
@@ -157,8 +157,9 @@ void add_work(CLI::App& command, ConvertOptions& options) {
   command.add_flag("--overwrite", options.overwrite, "replace an existing target, atomically");
   command.add_flag("--single-writer", options.single_writer,
                    "nobody else writes the target: needed on servers that keep no rivals out");
-  command.add_flag("--resume", options.resume,
-                   "continue an interrupted run; if this run is interrupted, keep its work");
+  command.add_flag(
+      "--resume", options.resume,
+      "keep the files that an interrupted run finished; if this one is interrupted, keep its own");
 }
 
 void add_olmo(CLI::App& command, ConvertOptions& options) {

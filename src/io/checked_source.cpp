@@ -104,15 +104,6 @@ Digests BlockDigests::finish(std::uint64_t size) {
 
 void DigestSink::write_at(std::uint64_t offset, ByteView bytes) {
   sink_->write_at(offset, bytes);
-  follow(offset, bytes);
-}
-
-void DigestSink::keep_at(std::uint64_t offset, ByteView bytes) {
-  sink_->keep_at(offset, bytes);
-  follow(offset, bytes);
-}
-
-void DigestSink::follow(std::uint64_t offset, ByteView bytes) {
   const std::uint64_t end = checked_add<std::uint64_t>(offset, bytes.size());
   {
     const std::lock_guard lock(mutex_);

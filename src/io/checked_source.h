@@ -51,7 +51,6 @@ class DigestSink final : public ByteSink {
       : sink_(std::move(sink)), origin_(origin) {}
 
   void write_at(std::uint64_t offset, ByteView bytes) override;
-  void keep_at(std::uint64_t offset, ByteView bytes) override;
   void commit() override { sink_->commit(); }
   [[nodiscard]] const std::string& name() const override { return sink_->name(); }
 
@@ -61,8 +60,6 @@ class DigestSink final : public ByteSink {
   [[nodiscard]] std::uint64_t size();
 
  private:
-  void follow(std::uint64_t offset, ByteView bytes);
-
   std::unique_ptr<ByteSink> sink_;
   std::uint64_t origin_;
   BlockDigests blocks_;

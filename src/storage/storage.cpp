@@ -70,7 +70,6 @@ class ReplacingSink final : public ByteSink {
       : store_(store), object_(name), expected_(expected), sink_(std::move(sink)) {}
 
   void write_at(std::uint64_t offset, ByteView bytes) override { sink_->write_at(offset, bytes); }
-  void keep_at(std::uint64_t offset, ByteView bytes) override { sink_->keep_at(offset, bytes); }
   void commit() override {
     const auto found = open_if_there(store_, object_);
     if (!found || found->version() != expected_) {

@@ -6,6 +6,7 @@
 import ast
 import collections
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -231,26 +232,43 @@ class CommandLine(Case):
 
     def test_resume_goes_on_where_a_run_was_interrupted(self):
         source, target = self.work / "source.safetensors", self.work / "target"
-        header = json.dumps({f"w{i}": {"dtype": "U8", "shape": [10**5], "data_offsets": [i * 10**5, (i + 1) * 10**5]}
-                             for i in range(10)}).encode()
-        source.write_bytes(len(header).to_bytes(8, "little") + header + bytes(i * i >> 9 & 255 for i in range(10**6)))
-        command = ["convert", source, target, "--to", "dcp", "--threads", "1", "--resume"]
+        sizes = [10**5] * 6 + [7 * 10**5]
+        ends = list(itertools.accumulate(sizes))
+        header = json.dumps({f"w{i}": {"dtype": "U8", "shape": [size], "data_offsets": [end - size, end]}
+                             for i, (size, end) in enumerate(zip(sizes, ends))}).encode()
+        source.write_bytes(len(header).to_bytes(8, "little") + header + bytes(i * i >> 9 & 255 for i in range(ends[-1])))
+        command = ["convert", source, target, "--to", "safetensors", "--max-shard-size", "300000", "--threads", "1", "--resume"]
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6 * 10**5, 6 * 10**5))  # a longer file is an error
         self.assertEqual(tessera(*command, preexec_fn=limit).returncode, 3)
-        self.assertEqual([path.name for path in target.iterdir()], [".resume"])
-        self.refused("incomplete", "ls", target)
-        with open(target / ".resume/journal", "rb") as journal:
-            fcntl.flock(journal, fcntl.LOCK_EX)
+        left = self.work / ".target.resume"
+        self.assertEqual((target.exists(), left.exists()), (False, True))
+        with open(left / "lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             self.refused("conflict", *command)
         report = json.loads(tessera(*command, "--json").stdout)
-        self.assertEqual((report["bytes_resumed"], report["bytes_needed"]), (5 * 10**5, 5 * 10**5))
-        self.assertFalse((target / ".resume").exists())
+        self.assertEqual((report["bytes_resumed"] // 10**5, report["bytes_needed"]), (6, 7 * 10**5))
+        self.assertFalse(left.exists())
         self.assertEqual(tessera("diff", source, target).returncode, 0)
         self.refused("already_exists", *command)
-        self.assertFalse((target / ".resume").exists())
+        self.assertFalse(left.exists())
         done = tessera("unshard", self.dcp, self.work / "whole", "--resume")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotIn("interrupted", done.stdout)
+
+    def test_what_waits_to_be_resumed_in_a_dcp_directory_is_no_checkpoint(self):
+        source, target = self.work / "source.safetensors", self.work / "target"
+        self.assertEqual(tessera("convert", self.dcp, source).returncode, 0)
+        (target / ".resume").mkdir(parents=True)
+        (target / ".resume/lock").touch()
+        self.refused("incomplete", "ls", target)
+        command = ["convert", source, target, "--to", "dcp", "--resume"]
+        with open(target / ".resume/lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.refused("conflict", *command)
+        self.assertEqual(tessera(*command).returncode, 0)
+        self.assertFalse((target / ".resume").exists())
+        self.refused("already_exists", *command)
+        self.assertFalse((target / ".resume").exists())
 
     def test_an_existing_target_is_kept(self):
         target = self.work / "a.safetensors"

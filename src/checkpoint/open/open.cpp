@@ -150,7 +150,7 @@ bool has_rank_metadata(const std::vector<ObjectInfo>& files) {
 // The last one: an interrupted conversion that is to be resumed (docs/design/resume.md).
 bool is_unfinished(const Store& store, const std::vector<ObjectInfo>& files) {
   return any_ends_with(files, ".distcp") || any_ends_with(files, ".metadata.tmp") ||
-         store.exists(".resume/journal");
+         store.exists(".resume/lock");
 }
 
 // What a run leaves that no checkpoint is made of.

@@ -342,19 +342,15 @@ void TensorReader::read_run(Source& source, std::uint64_t from, MutableByteView 
   }
 }
 
-std::vector<HandedOver> TensorReader::hand_over(StorageChecks& checks) {
-  std::vector<HandedOver> handed;
+void TensorReader::hand_over(StorageChecks& checks) {
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     Source* source = sources_[i].get();
     if (source == nullptr || source->read == 0 || source->is_checked()) continue;
     const std::shared_ptr<Storage>& storage = source->piece.storage;
     if (!has_crc(*storage)) continue;
-    const Storage& stored = *tensor_.pieces[i].storage;
-    checks.add(stored, storage, source->runs, name_);
+    checks.add(*tensor_.pieces[i].storage, storage, source->runs, name_);
     source->checked = true;
-    handed.push_back({&stored, std::move(source->runs)});
   }
-  return handed;
 }
 
 IoReport TensorReader::report() const {

@@ -64,8 +64,8 @@ class TensorReader {
   [[nodiscard]] ByteView view(const Slice& target, std::int64_t begin, std::int64_t count);
 
   // Leaves the checksums of storages that were read in part, or out of order, to `checks`; they
-  // count as checked from now on. To be called after the last read. Returns what was left.
-  std::vector<HandedOver> hand_over(StorageChecks& checks);
+  // count as checked from now on. To be called after the last read.
+  void hand_over(StorageChecks& checks);
 
   // The reads since construction.
   [[nodiscard]] IoReport report() const;

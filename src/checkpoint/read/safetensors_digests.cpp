@@ -18,12 +18,9 @@ class DigestingStore::Sink final : public ByteSink {
       : store_(store), object_(std::move(object)), sink_(std::move(sink)) {}
 
   void write_at(std::uint64_t offset, ByteView bytes) override { sink_.write_at(offset, bytes); }
-  void keep_at(std::uint64_t offset, ByteView bytes) override { sink_.keep_at(offset, bytes); }
   void commit() override {
     sink_.commit();
-    FileDigests file{sink_.size(), sink_.digests(), 0};
-    const std::lock_guard lock(store_.mutex_);
-    store_.digests_[object_] = std::move(file);
+    store_.add(object_, {sink_.size(), sink_.digests(), 0});
   }
   [[nodiscard]] const std::string& name() const override { return sink_.name(); }
 
@@ -49,6 +46,16 @@ void DigestingStore::remove(std::string_view name) {
   inner().remove(name);
   const std::lock_guard lock(mutex_);
   digests_.erase(std::string(name));
+}
+
+FileDigests DigestingStore::digests_of(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  return digests_.at(name);
+}
+
+void DigestingStore::add(const std::string& name, FileDigests digests) {
+  const std::lock_guard lock(mutex_);
+  digests_[name] = std::move(digests);
 }
 
 void DigestingStore::write_side_file(const std::string& editable) {

@@ -22,8 +22,12 @@ class DigestingStore final : public ForwardingStore {
  public:
   explicit DigestingStore(Store& store) : ForwardingStore(store) {}
 
-  // Writes the side file of a directory: the digests of every object created and committed here,
-  // but for `editable`, which people may change. Once, after the last commit.
+  // Of an object that was committed here, or added.
+  [[nodiscard]] FileDigests digests_of(const std::string& name);
+  // An object that is there already has these digests.
+  void add(const std::string& name, FileDigests digests);
+  // Writes the side file of a directory: the digests of every object committed here or added, but
+  // for `editable`, which people may change. Once, after the last commit.
   void write_side_file(const std::string& editable);
 
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,

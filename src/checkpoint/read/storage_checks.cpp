@@ -147,6 +147,17 @@ void StorageChecks::add(const Storage& stored, const std::shared_ptr<Storage>& r
   parts = {};
 }
 
+std::vector<OpenCheck> StorageChecks::open() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<OpenCheck> open;
+  for (const auto& [stored, parts] : parts_) {
+    if (!parts.raw) continue;
+    auto& runs = open.emplace_back(OpenCheck{stored, parts.raw, {}, parts.key}).runs;
+    for (const auto& [at, run] : parts.runs) runs.push_back(run);
+  }
+  return open;
+}
+
 IoReport StorageChecks::read_rest(int threads, const std::stop_token& stop) {
   const std::lock_guard lock(mutex_);
   std::vector<const Parts*> rest;

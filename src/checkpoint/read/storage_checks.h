@@ -34,11 +34,13 @@ struct ReadRun {
   [[nodiscard]] std::uint64_t end() const { return at + size; }
 };
 
-// The runs that a reader read of a storage (the one of the tensor's piece) whose checksum it could
-// not compare. No runs: they were too many to follow.
-struct HandedOver {
+// What was read of a storage whose checksum could not be compared yet, as StorageChecks::add has
+// it.
+struct OpenCheck {
   const Storage* stored = nullptr;
+  std::shared_ptr<Storage> raw;
   std::vector<ReadRun> runs;
+  std::string key;
 };
 
 // Whether the storage has a checksum to compare with. A recorded 0 means that the writer did not
@@ -69,6 +71,9 @@ class StorageChecks {
   void add(const Storage& stored, const std::shared_ptr<Storage>& raw,
            std::span<const ReadRun> runs, const std::string& key);
 
+  // The storages of which parts are still missing, or overlapped.
+  [[nodiscard]] std::vector<OpenCheck> open() const;
+
   // Reads and compares every storage of which parts are still missing, or overlapped. Afterwards no
   // storage that `add` has seen is unchecked. Returns what was read. To be called once, before what
   // the job wrote is made visible.
@@ -82,7 +87,7 @@ class StorageChecks {
     bool whole = false;                     // only reading it whole can tell
   };
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::unordered_map<const Storage*, Parts> parts_;  // guarded by mutex_
 };
 

@@ -167,15 +167,6 @@ TailedSink::~TailedSink() = default;
 
 void TailedSink::write_at(std::uint64_t offset, ByteView bytes) {
   sink_->write_at(offset, bytes);
-  follow(offset, bytes);
-}
-
-void TailedSink::keep_at(std::uint64_t offset, ByteView bytes) {
-  sink_->keep_at(offset, bytes);
-  follow(offset, bytes);
-}
-
-void TailedSink::follow(std::uint64_t offset, ByteView bytes) {
   blocks_.add(offset, bytes);
   item_->add(offset - end_, bytes);
 }

@@ -30,7 +30,6 @@ class TailedSink final : public ByteSink {
   ~TailedSink() override;
 
   void write_at(std::uint64_t offset, ByteView bytes) override;
-  void keep_at(std::uint64_t offset, ByteView bytes) override;
   // The item that began where the one before ended reaches to `end`.
   void end_item(std::uint64_t end);
   // Writes the tail behind the last item. Once, before commit.
@@ -39,8 +38,6 @@ class TailedSink final : public ByteSink {
   [[nodiscard]] const std::string& name() const override { return sink_->name(); }
 
  private:
-  void follow(std::uint64_t offset, ByteView bytes);
-
   std::unique_ptr<ByteSink> sink_;
   BlockDigests blocks_;
   std::unique_ptr<BlockDigests> item_;  // of the item that is being written

@@ -158,7 +158,7 @@ void write_target(ConvertJob& job) {
     case CheckpointKind::rank_files:
       break;  // has no destination
   }
-  if (job.appears_whole) job.counters.add(job.checks.read_rest(job.threads, job.meter.stop()));
+  if (job.appears_whole) job.counters.add(job.checks->read_rest(job.threads, job.meter.stop()));
 }
 
 // The report of a conversion that has read and written nothing yet.
@@ -216,6 +216,7 @@ class Output {
       whole_.emplace(where.directory, if_exists(options));
     store_ = where.store ? where.store : posix_store(whole_ ? whole_->working() : where.directory);
     store_->require_writable(probe_name(random_attempt()), options.single_writer);
+    if (whole_) digested_.emplace(*store_);
   }
 
   static IfExists if_exists(const ConvertOptions& options) {
@@ -224,7 +225,11 @@ class Output {
 
   [[nodiscard]] bool is_finished() const { return resumption_ && resumption_->is_finished(); }
   [[nodiscard]] bool appears_whole() const { return whole_ || resumption_; }
-  [[nodiscard]] Store& files() { return resumption_ ? resumption_->store() : *store_; }
+  // With the digests of what was written there; null: nobody follows them.
+  [[nodiscard]] DigestingStore* digested() {
+    return resumption_ ? &resumption_->store() : digested_ ? &*digested_ : nullptr;
+  }
+  [[nodiscard]] Store& files() { return digested() != nullptr ? *digested() : *store_; }
   [[nodiscard]] Resumption* resumption() { return resumption_ ? &*resumption_ : nullptr; }
 
   void publish() {
@@ -232,15 +237,14 @@ class Output {
     if (resumption_) resumption_->publish();
   }
 
-  void failed(const Error& error) {
-    if (resumption_) resumption_->failed(error.code() == ErrorCode::corrupt);
+  void failed(bool source_is_damaged) {
+    if (resumption_) resumption_->failed(source_is_damaged);
   }
 
   // What an earlier run contributed.
   void add_to(ConvertReport& report) const {
     if (!resumption_) return;
     report.bytes_resumed = resumption_->bytes_kept();
-    report.io.bytes_written -= std::min(report.io.bytes_written, report.bytes_resumed);
     if (resumption_->was_foreign()) {
       report.notes.emplace_back(
           "what was left behind was of another conversion or damaged, and is made anew");
@@ -252,17 +256,21 @@ class Output {
   std::optional<ReplacedDirectory> whole_;
   std::optional<Resumption> resumption_;
   std::shared_ptr<Store> store_;
+  std::optional<DigestingStore> digested_;
 };
 
-// `digested`: of a directory, whose digests a side file keeps; null: the target has them elsewhere.
-void make_target(ConvertJob& job, Output& output, DigestingStore* digested) {
+// `as_directory`: a side file keeps the digests of its files; else the target has them elsewhere.
+void make_target(ConvertJob& job, Output& output, bool as_directory) {
   try {
     write_target(job);
-    if (digested != nullptr) digested->write_side_file("config.yaml");
+    if (as_directory) output.digested()->write_side_file("config.yaml");
     if (job.appears_whole) require_going_on(job.options.stop);
     output.publish();
   } catch (const Error& error) {
-    output.failed(error);
+    output.failed(error.code() == ErrorCode::corrupt);
+    throw;
+  } catch (...) {
+    output.failed(false);
     throw;
   }
 }
@@ -302,7 +310,6 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
     place.made.keep();
     return finished_report(leaves, where);
   }
-  DigestingStore digested(output.files());
   ConvertReport report = report_of(leaves, where);
   report.notes = std::move(notes);
   Meter meter(options.progress, tensor_bytes(leaves), options.stop);
@@ -314,7 +321,7 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   ConvertJob job{.source = checkpoint,
                  .leaves = leaves,
                  .options = options,
-                 .store = as_directory ? digested : output.files(),
+                 .store = output.files(),
                  .name = where.file,
                  .final_name = where.directory,
                  .if_exists = Output::if_exists(options),
@@ -324,11 +331,11 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
                  .meter = meter,
                  .counters = counters,
                  .report = report,
-                 .checks = checks,
+                 .checks = &checks,
                  .appears_whole = output.appears_whole(),
                  .is_alone = !where.store || hold || options.single_writer,
                  .resumption = output.resumption()};
-  make_target(job, output, as_directory ? &digested : nullptr);
+  make_target(job, output, as_directory);
   place.made.keep();
   meter.finish();
   report.io = counters.report();
@@ -338,38 +345,28 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
 
 // Elements of the source's tensors on their way into a file.
 
-std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const FileUnit& unit,
-                         const UnitMaker& make) {
-  const bool follow = job.resumption != nullptr && unit.resumable && unit.size > 0;
-  return follow ? job.resumption->write(job, sink, unit, make) : make(sink).crc;
-}
-
-bool is_resumable(const ConvertJob& job, const Tensor& tensor, const Slice& slice) {
-  return !job.options.dequantize || numel(slice) == numel(tensor.shape);
+FileNotes make_file(const ConvertJob& job, const std::string& name, const FileMaker& make) {
+  return job.resumption != nullptr ? job.resumption->make_file(job, name, make) : make(job);
 }
 
 std::uint32_t stream_slice(const ConvertJob& job, const std::string& name, const Tensor& tensor,
                            const Slice& slice, ByteSink& sink, std::uint64_t at) {
   const std::int64_t elements = numel(slice);
   const std::size_t element = size_of(tensor.dtype);
-  const std::uint64_t size = static_cast<std::uint64_t>(elements) * element;
-  const FileUnit unit{at, size, name + " " + to_string(slice), is_resumable(job, tensor, slice)};
-  return write_unit(job, sink, unit, [&](ByteSink& out) -> MadeUnit {
-    TensorReader reader(tensor, name, job.tile);
-    std::vector<std::byte> scratch = job.buffer_for(size);
-    const std::uint32_t crc = write_elements(
-        out, at, elements, element,
-        [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-          reader.read(slice, begin, count, buffer.data());
-          const std::size_t bytes = static_cast<std::size_t>(count) * element;
-          job.meter.add(bytes);
-          return ByteView(buffer).first(bytes);
-        },
-        scratch);
-    std::vector<HandedOver> open = reader.hand_over(job.checks);
-    job.counters.add(reader.report());
-    return {crc, std::move(open)};
-  });
+  TensorReader reader(tensor, name, job.tile);
+  std::vector<std::byte> scratch = job.buffer_for(static_cast<std::uint64_t>(elements) * element);
+  const std::uint32_t crc = write_elements(
+      sink, at, elements, element,
+      [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+        reader.read(slice, begin, count, buffer.data());
+        const std::size_t bytes = static_cast<std::size_t>(count) * element;
+        job.meter.add(bytes);
+        return ByteView(buffer).first(bytes);
+      },
+      scratch);
+  reader.hand_over(*job.checks);
+  job.counters.add(reader.report());
+  return crc;
 }
 
 std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, const Tensor& tensor,

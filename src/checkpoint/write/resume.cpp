@@ -1,36 +1,140 @@
 #include "checkpoint/write/resume.h"
 
-#include <fcntl.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <set>
 #include <span>
 #include <utility>
 
-#include "base/crc32.h"
+#include <nlohmann/json.hpp>
+
 #include "base/digest.h"
 #include "base/process.h"
+#include "base/text.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/read/guard.h"
+#include "checkpoint/read/side_file.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/place.h"
-#include "checkpoint/write/journal.h"
 #include "storage/posix/atomic_file.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
+#include "value/equality.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::json;
 
 constexpr std::string_view kMark = ".resume";
-constexpr std::size_t kLongestName = 255;  // what Linux file systems take
-// Runs of open checks that one unit's line may list: a unit with more is made again.
-constexpr std::size_t kMaxRuns = 256;
+constexpr std::size_t kLongestName = 255;                       // what Linux file systems take
+constexpr std::uint64_t kRecordLimit = std::uint64_t{1} << 30;  // bytes
+
+// The records of a work directory, in this form of them.
+constexpr int kRecords = 1;
+constexpr const char* kBegun = "begun";          // the attempt
+constexpr const char* kPublished = "published";  // the identity of a target that is complete
+constexpr const char* kFinished = "finished";    // for each file that is, what keep() reads
+std::string finished(const std::string& file) {
+  return std::string(kFinished) + "/" + file;
+}
+
+// By number of their storage: place, size and CRC-32 of runs that are not yet compared.
+using OpenRuns = std::vector<std::pair<std::uint64_t, std::vector<std::array<std::uint64_t, 3>>>>;
+
+// A digest of fields, each behind its length, so that none runs into the next.
+class Fields {
+ public:
+  Fields& add(std::string_view text) {
+    const std::string size = std::to_string(text.size()) + ":";
+    digest_.add(std::as_bytes(std::span(size)));
+    digest_.add(std::as_bytes(std::span(text)));
+    return *this;
+  }
+  template <typename Number>
+  requires std::is_arithmetic_v<Number> || std::is_enum_v<Number> Fields& add(Number number) {
+    return add(std::string_view(std::to_string(static_cast<std::int64_t>(number))));
+  }
+  template <typename Item>
+  Fields& add(const std::optional<Item>& item) {
+    add(item.has_value());
+    return item ? add(*item) : *this;
+  }
+  template <typename Item>
+  Fields& add(const std::vector<Item>& items) {
+    add(items.size());
+    for (const Item& item : items) add(item);
+    return *this;
+  }
+  [[nodiscard]] std::uint64_t value() const { return digest_.value(); }
+
+ private:
+  RunningDigest digest_;
+};
+
+// False: it is not there.
+bool add_file(Fields& fields, const std::string& path, const std::string& name) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return false;
+  fields.add(name).add(status.st_size).add(status.st_mtim.tv_sec).add(status.st_mtim.tv_nsec);
+  return true;
+}
+
+void add_piece(Fields& fields, const Piece& piece) {
+  fields.add(to_string(piece.slice)).add(piece.storage_offset).add(piece.strides);
+  fields.add(piece.conj).add(piece.neg);
+  if (!piece.storage) return;
+  const Storage& storage = *piece.storage;
+  fields.add(storage.source ? storage.source->name() : std::string());
+  fields.add(storage.offset).add(storage.size).add(storage.encoding).add(storage.crc32);
+}
+
+void add_leaf(Fields& fields, const Leaf& leaf) {
+  fields.add(leaf.name);
+  if (!leaf.value.is(Value::Kind::tensor)) {
+    fields.add(digest_of(leaf.value, [](const Tensor&) { return std::uint64_t{0}; }));
+    return;
+  }
+  const Tensor& tensor = leaf.value.as_tensor();
+  fields.add(tensor.dtype).add(tensor.stored).add(tensor.shape).add(tensor.pieces.size());
+  for (const Piece& piece : tensor.pieces) add_piece(fields, piece);
+}
+
+void add_options(Fields& fields, const ConvertOptions& options) {
+  fields.add(options.to).add(options.ranks).add(options.olmo.unit).add(options.olmo.orig_params);
+  fields.add(options.olmo.safetensors).add(options.olmo.model_only).add(options.olmo.config);
+  fields.add(options.only).add(options.rename).add(options.dtype).add(options.dequantize);
+  fields.add(options.max_shard_size).add(options.keep_duplicates);
+  for (const auto& [name, file] : options.file_of) fields.add(name).add(file);
+  // Of one rank's DCP files there are as many as threads.
+  const bool by_thread = is_one_of(options.to, CheckpointKind::dcp, CheckpointKind::olmo_torch_new);
+  fields.add(by_thread ? options.threads : 0);
+}
+
+// Of everything that decides about the target's bytes: the files of `source` with their sizes and
+// times or versions, where each of `leaves` lies in them, values, the target's name, the options,
+// our version.
+std::uint64_t fingerprint_of(const Checkpoint& source, const std::vector<Leaf>& leaves,
+                             const std::string& target, const ConvertOptions& options) {
+  Fields fields;
+  fields.add(own_producer()).add(fs::path(target).filename().string());
+  fields.add(source.kind).add(fs::weakly_canonical(source.path).string());
+  for (const ObjectInfo& file : source.files) {
+    if (!add_file(fields, source.store->name() + "/" + file.name, file.name))
+      fields.add(file.name).add(file.size).add(file.version);
+  }
+  for (const auto& [key, text] : source.metadata) fields.add(key).add(text);
+  fields.add(leaves.size());
+  for (const Leaf& leaf : leaves) add_leaf(fields, leaf);
+  add_options(fields, options);
+  return fields.value();
+}
 
 std::string file_path(const Destination& destination) {
   return destination.directory + "/" + destination.file;
@@ -48,69 +152,31 @@ std::string work_path(const Destination& destination) {
   return directory_of(path) + "/." + name + std::string(kMark);
 }
 
-// Follows what a unit's maker writes, which must come in order.
-class FollowedSink final : public ByteSink {
- public:
-  FollowedSink(ByteSink& sink, std::uint64_t at) : sink_(sink), next_(at) {}
-
-  void write_at(std::uint64_t offset, ByteView bytes) override {
-    in_order_ = in_order_ && offset == next_;
-    next_ += bytes.size();
-    digest_.add(bytes);
-    sink_.write_at(offset, bytes);
-  }
-  void commit() override { sink_.commit(); }
-  [[nodiscard]] const std::string& name() const override { return sink_.name(); }
-
-  // The digest of what came, when that is all up to `end`.
-  [[nodiscard]] std::optional<std::uint64_t> digest(std::uint64_t end) const {
-    if (!in_order_ || next_ != end) return std::nullopt;
-    return digest_.value();
-  }
-
- private:
-  ByteSink& sink_;
-  std::uint64_t next_;
-  bool in_order_ = true;
-  RunningDigest digest_;
-};
-
-std::uint64_t text_digest(std::string_view text) {
-  return digest64(std::as_bytes(std::span(text)));
+// Whether the file is there under this name alone: a second one may be a backup's, and a link may
+// lead anywhere.
+bool is_alone_at(const std::string& path) {
+  std::error_code error;
+  return fs::is_regular_file(fs::symlink_status(path, error)) &&
+         fs::hard_link_count(path, error) == 1;
 }
 
-// Fills `out` from byte `at` of the file. False: it cannot be read that far.
-bool read_whole(int fd, std::uint64_t at, MutableByteView out) {
-  while (!out.empty()) {
-    const ssize_t got =
-        uninterrupted([&] { return ::pread(fd, out.data(), out.size(), static_cast<off_t>(at)); });
-    if (got <= 0) return false;
-    out = out.subspan(static_cast<std::size_t>(got));
-    at += static_cast<std::uint64_t>(got);
+// Whether the file is as it was when it was finished. What cannot be read is made anew.
+bool is_unharmed(const Store& store, const std::string& file, const FileDigests& digests,
+                 const std::stop_token& stop) {
+  try {
+    const auto source = guarded_source(store.open(file), digests);
+    if (source->size() != digests.size) return false;
+    std::vector<std::byte> block(std::min(kDigestBlock, digests.size));
+    for (std::uint64_t at = 0; at < digests.size; at += block.size()) {
+      require_going_on(stop);
+      const auto size = std::min<std::uint64_t>(block.size(), digests.size - at);
+      source->read_at(at, MutableByteView(block).first(size));
+    }
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::cancelled) throw;
+    return false;
   }
-  return true;
-}
-
-// Calls `visit` with the unit's bytes in the file, window by window: a unit that fits into the
-// window is in it afterwards. False: what cannot be read is made again.
-template <typename Visit>
-bool read_left(const std::string& path, const JournalUnit& unit, MutableByteView window,
-               Visit visit) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-  if (!fd) return false;
-  for (std::uint64_t done = 0; done < unit.size;) {
-    const auto part = window.first(
-        static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), unit.size - done)));
-    if (!read_whole(fd.get(), unit.at + done, part)) return false;
-    visit(unit.at + done, ByteView(part));
-    done += part.size();
-  }
-  return true;
-}
-
-// Whether an earlier run left what is to be made now.
-bool is_left(const JournalUnit* left, const JournalUnit& made) {
-  return left != nullptr && left->what == made.what && left->size == made.size;
 }
 
 }  // namespace
@@ -119,13 +185,17 @@ Resumption::Resumption(const Checkpoint& source, const std::vector<Leaf>& leaves
                        Destination destination, const ConvertOptions& options)
     : destination_(std::move(destination)),
       if_exists_(options.overwrite ? IfExists::replace : IfExists::fail),
+      // A weight that is dequantized is checked when all of it has been read, by several files.
+      keeps_files_(!options.dequantize || options.ranks == 1),
+      fingerprint_(fingerprint_of(source, leaves, file_path(destination_), options)),
       work_(work_path(destination_)),
-      journal_(work_.journal(), work_.path() + "/journal",
-               fingerprint_of(source, leaves, file_path(destination_), options), random_attempt()),
-      store_(work_.content()) {
+      records_(posix_store(work_.path())),
+      files_(posix_store(work_.content())),
+      store_(*files_),
+      attempt_(record(kBegun)) {
   number_storages(leaves);
-  has_units_ = journal_.has_units();
-  finished_ = journal_.published() && journal_.published() == identity_in(destination_.directory);
+  const std::string published = record(kPublished);
+  finished_ = !published.empty() && published == identity_in(destination_.directory);
   if (finished_) {
     work_.remove();
     return;
@@ -162,136 +232,155 @@ void Resumption::require_room() const {
 }
 
 void Resumption::begin() {
-  if (!journal_.goes_on()) work_.clear();
-  switch (destination_.publishing) {
-    case Publishing::file:
-      require_room();
-      break;
-    case Publishing::marker:
-      require_room();
-      bring_back();
-      remove_leftovers(*posix_store(destination_.directory));
-      break;
-    case Publishing::directory:
-      make_directories(work_.content());
-      whole_.emplace(destination_.directory, if_exists_, work_.content());
-      break;
+  if (attempt_.empty()) {
+    was_foreign_ = records_->exists(kBegun);
+    work_.clear();
+    attempt_ = random_attempt();
+    write_record(kBegun, attempt_);
   }
-}
-
-bool Resumption::is_of_attempt(const std::string& name) const {
-  return is_attempt_name(name) && name.ends_with("_" + attempt() + ".distcp");
+  has_files_ = !records_->list(kFinished).empty();
+  if (destination_.publishing != Publishing::directory) require_room();
+  if (destination_.publishing == Publishing::marker) {
+    bring_back();
+    remove_leftovers(*posix_store(destination_.directory));
+  }
+  remove_unrecorded();
+  if (destination_.publishing == Publishing::directory) {
+    make_directories(work_.content());
+    whole_.emplace(destination_.directory, if_exists_, work_.content());
+  }
 }
 
 // A run that was killed while it moved its data files into place left some there.
 void Resumption::bring_back() {
-  if (!journal_.goes_on()) return;
   const auto there = posix_store(destination_.directory);
   const std::vector<ObjectInfo> objects = there->list_level();
   const std::set<std::string> own = own_files(*there, objects);
-  for (const ObjectInfo& object : objects) {
-    if (!is_of_attempt(object.name) || own.contains(object.name)) continue;
+  const std::string end = "_" + attempt_ + ".distcp";
+  for (const auto& [name, size, version] : objects) {
+    if (!is_attempt_name(name) || !name.ends_with(end) || own.contains(name)) continue;
     make_directories(work_.content());
-    move_into_place(destination_.directory + "/" + object.name, work_.content() + "/" + object.name,
-                    IfExists::replace);
+    move_into_place(destination_.directory + "/" + name, path_of(name), IfExists::replace);
   }
 }
 
-std::vector<std::string> Resumption::names_in(const std::string& directory) const {
-  if (destination_.publishing == Publishing::file) return {destination_.file};
-  if (destination_.publishing == Publishing::marker) return {std::string(kDcpMetadata)};
+// What no record speaks of is not finished, or is made anew in each run.
+void Resumption::remove_unrecorded() {
+  files_->remove_unfinished();
+  for (const ObjectInfo& object : files_->list()) {
+    if (!records_->exists(finished(object.name)) || !is_alone_at(path_of(object.name)))
+      files_->remove(object.name);
+  }
+}
+
+std::string Resumption::path_of(const std::string& file) const {
+  return files_->name() + "/" + file;
+}
+
+// Of the sizes and times of the files that tell whether a finished target is this one: moving them
+// does not change it. Empty: one of them is not there.
+std::string Resumption::identity_in(const std::string& directory) const {
   std::vector<std::string> names;
-  const auto store = posix_store(directory);
-  const Belonging belongs(*store);
-  for (const ObjectInfo& object : store->list()) {
-    if (belongs(object.name)) names.push_back(object.name);
+  switch (destination_.publishing) {
+    case Publishing::file:
+      names = {destination_.file};
+      break;
+    case Publishing::marker:
+      names = {std::string(kDcpMetadata)};
+      break;
+    case Publishing::directory: {
+      const auto store = posix_store(directory);
+      const Belonging belongs(*store);
+      for (const ObjectInfo& object : store->list())
+        if (belongs(object.name)) names.push_back(object.name);
+    }
   }
-  return names;
+  Fields fields;
+  for (const std::string& name : names)
+    if (!add_file(fields, directory + "/" + name, name)) return {};
+  return digest_text(fields.value());
 }
 
-std::optional<std::uint64_t> Resumption::identity_in(const std::string& directory) const {
-  return identity_of(directory, names_in(directory));
+// Binds a record to its name, to this conversion and to this form of records.
+std::string Resumption::stamp(const std::string& name, std::string_view text) const {
+  Fields fields;
+  fields.add(kRecords).add(static_cast<std::int64_t>(fingerprint_)).add(name).add(text);
+  return digest_text(fields.value());
 }
 
-std::string Resumption::file_of(const ByteSink& sink) const {
-  return sink.name().substr(work_.content().size() + 1);
+std::string Resumption::record(const std::string& name) const {
+  if (!records_->exists(name)) return {};
+  const std::vector<std::byte> bytes = read_all(*records_->open(name), kRecordLimit);
+  const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string_view text = all.substr(std::min(kDigestDigits, all.size()));
+  return all == stamp(name, text) + std::string(text) ? std::string(text) : std::string();
 }
 
-std::uint32_t Resumption::write(const ConvertJob& job, ByteSink& sink, const FileUnit& unit,
-                                const UnitMaker& make) {
-  JournalUnit made{file_of(sink), text_digest(unit.what), unit.at, unit.size, 0, 0, {}};
-  const JournalUnit* left = journal_.find(made.file, unit.at);
-  if (is_left(left, made) && keep(job, sink, *left)) return left->crc;
-  FollowedSink followed(sink, unit.at);
-  const MadeUnit result = make(followed);
-  if (const auto digest = followed.digest(unit.at + unit.size)) {
-    made.digest = *digest;
-    made.crc = result.crc;
-    note(std::move(made), result.open);
-  }
-  return result.crc;
+// Durable when it returns.
+void Resumption::write_record(const std::string& name, const std::string& text) {
+  const std::string all = stamp(name, text) + text;
+  put(*records_, name, std::as_bytes(std::span(all)), IfExists::replace);
 }
 
-// Writes the unit's line, unless its source could not be checked by a later run.
-void Resumption::note(JournalUnit unit, const std::vector<HandedOver>& open) {
-  std::size_t runs = 0;
-  for (const HandedOver& handed : open) {
-    const auto number = numbers_.find(handed.stored);
-    if (number == numbers_.end() || handed.runs.empty()) return;
-    runs += handed.runs.size();
-    unit.open.push_back({number->second, handed.runs});
-  }
-  if (runs > kMaxRuns) return;
-  journal_.append(unit);
-  has_units_ = true;
+FileNotes Resumption::make_file(const ConvertJob& job, const std::string& name,
+                                const FileMaker& make) {
+  const std::string file = (job.store.name() + "/" + name).substr(files_->name().size() + 1);
+  if (std::optional<FileNotes> notes = keep(job, file)) return *std::move(notes);
+  files_->remove(file);
+  StorageChecks checks;
+  ConvertJob own = job;
+  own.checks = &checks;
+  FileNotes notes = make(own);
+  const std::vector<OpenCheck> open = checks.open();
+  record_file(file, notes, open);
+  for (const OpenCheck& check : open)
+    job.checks->add(*check.stored, check.raw, check.runs, check.key);
+  return notes;
 }
 
-// Leaves the unit's bytes in `window` when they fit.
-bool Resumption::is_unharmed(const ConvertJob& job, const ByteSink& sink, const JournalUnit& left,
-                             MutableByteView window) {
-  RunningDigest digest;
-  std::uint32_t crc = 0;
-  const bool whole = read_left(sink.name(), left, window, [&](std::uint64_t, ByteView bytes) {
-    require_going_on(job.meter.stop());
-    digest.add(bytes);
-    crc = crc32(bytes, crc);
-  });
-  return whole && digest.value() == left.digest && crc == left.crc;
-}
-
-// What the earlier run read of storages that it had not read to the end takes part in their checks.
-// False: it speaks of storages that are not there.
-bool Resumption::go_on_with_checks(const ConvertJob& job, const JournalUnit& left) {
-  for (const OpenCheck& check : left.open) {
-    if (check.storage >= storages_.size()) return false;
-    const auto& [leaf, index] = storages_[check.storage];
+// What the file's bytes were read from is checked together with what is read now.
+std::optional<FileNotes> Resumption::keep(const ConvertJob& job, const std::string& file) {
+  const std::string text = record(finished(file));
+  if (text.empty()) return std::nullopt;
+  const Json fields = Json::parse(text);
+  const FileDigests digests{fields.at(0), digests_of_text(fields.at(1).get<std::string>())};
+  if (!is_unharmed(*files_, file, digests, job.meter.stop())) return std::nullopt;
+  for (const auto& [number, runs] : fields.at(3).get<OpenRuns>()) {
+    const auto& [leaf, index] = storages_.at(number);
     const Tensor& tensor = leaf->value.as_tensor();
     const Piece& piece = tensor.pieces[index];
-    const Piece raw = decoded_piece(tensor, piece, leaf->name);
-    job.checks.add(*piece.storage, raw.storage, check.runs, leaf->name);
+    std::vector<ReadRun> read;
+    for (const auto& [at, size, crc] : runs)
+      read.push_back({at, size, static_cast<std::uint32_t>(crc)});
+    job.checks->add(*piece.storage, decoded_piece(tensor, piece, leaf->name).storage, read,
+                    leaf->name);
   }
-  return true;
+  store_.add(file, digests);
+  bytes_kept_ += digests.size;
+  job.meter.add(digests.size);
+  return fields.at(2).get<FileNotes>();
 }
 
-bool Resumption::keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& left) {
-  std::vector<std::byte> window(std::min<std::uint64_t>(job.window, left.size));
-  if (!is_unharmed(job, sink, left, window) || !go_on_with_checks(job, left)) return false;
-  const auto follow = [&](std::uint64_t at, ByteView bytes) { sink.keep_at(at, bytes); };
-  if (left.size <= window.size()) {
-    follow(left.at, window);
-  } else if (!read_left(sink.name(), left, window, follow)) {
-    throw Error(ErrorCode::io, "what an earlier run left cannot be read a second time")
-        .at_path(sink.name())
-        .at_offset(left.at);
+// The file is complete and durable under its name, and a run after this one keeps it. Not where the
+// source's checks could not go on then.
+void Resumption::record_file(const std::string& file, const FileNotes& notes,
+                             const std::vector<OpenCheck>& open) {
+  OpenRuns all;
+  for (const OpenCheck& check : open) {
+    const auto number = numbers_.find(check.stored);
+    if (number == numbers_.end()) return;
+    auto& runs = all.emplace_back(number->second, OpenRuns::value_type::second_type()).second;
+    for (const ReadRun& run : check.runs) runs.push_back({run.at, run.size, run.crc});
   }
-  bytes_kept_ += left.size;
-  job.meter.add(left.size);
-  return true;
+  if (!keeps_files_) return;
+  const FileDigests digests = store_.digests_of(file);
+  const Json fields = Json::array({digests.size, digests_text(digests.blocks), notes, all});
+  write_record(finished(file), fields.dump());
+  has_files_ = true;
 }
 
 void Resumption::publish() {
-  store_.remove_strays();
-  if (const auto identity = identity_in(work_.content())) journal_.append_published(*identity);
+  write_record(kPublished, identity_in(files_->name()));
   switch (destination_.publishing) {
     case Publishing::file:
       publish_file(destination_.file, if_exists_);
@@ -307,19 +396,19 @@ void Resumption::publish() {
 }
 
 void Resumption::publish_file(const std::string& name, IfExists if_exists) {
-  move_into_place(work_.content() + "/" + name, destination_.directory + "/" + name, if_exists);
+  move_into_place(path_of(name), destination_.directory + "/" + name, if_exists);
 }
 
 // Data files first, durable under their names, then what makes them a checkpoint.
 void Resumption::publish_marked() {
-  for (const ObjectInfo& object : store_.list({})) {
+  for (const ObjectInfo& object : files_->list()) {
     if (object.name != kDcpMetadata) publish_file(object.name, IfExists::fail);
   }
   publish_file(std::string(kDcpMetadata), if_exists_);
 }
 
 void Resumption::failed(bool source_is_damaged) {
-  if (source_is_damaged || !has_units_) work_.remove();
+  if (source_is_damaged || !has_files_) work_.remove();
 }
 
 }  // namespace tessera

@@ -1,12 +1,10 @@
 // Conversions that are interrupted and go on: what was left is used when it is right, and the
 // target is what one run would have made.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <filesystem>
 #include <map>
 #include <thread>
+#include <tuple>
 
 #include "checkpoint/test_support.h"
 #include "storage/posix/replaced_directory.h"
@@ -90,21 +88,23 @@ void flip(const std::string& path, std::size_t at) {
       .put(text[at]);
 }
 
-TEST_F(ResumeTest, FilesAreByteForByteThoseOfOneRun) {
+// Of one file nothing can be kept.
+TEST_F(ResumeTest, AFileThatIsTheWholeTargetBeginsAnew) {
   for (const auto& [name, kind] : {std::pair("a.safetensors", CheckpointKind::safetensors),
                                    std::pair("a.pt", CheckpointKind::torch_file)}) {
     options_.to = kind;
     const std::string target = root_ + "/" + name;
     interrupt(target, 3 * kTensorBytes);
-    EXPECT_TRUE(fs::exists(root_ + "/." + name + ".resume/journal"));
+    EXPECT_FALSE(fs::exists(root_ + "/." + name + ".resume"));
     const ConvertReport report = resume(target);
-    EXPECT_EQ(report.bytes_resumed, 2 * kTensorBytes) << name;
-    EXPECT_EQ(report.io.bytes_needed, 2 * kTensorBytes) << name;
+    EXPECT_EQ(report.bytes_resumed, 0U) << name;
+    EXPECT_EQ(report.io.bytes_needed, kTensors * kTensorBytes) << name;
     EXPECT_EQ(text_of(target), text_of(reference(name))) << name;
     EXPECT_FALSE(fs::exists(root_ + "/." + name + ".resume"));
   }
 }
 
+// The first file of each target is finished, and is kept whole.
 TEST_F(ResumeTest, DirectoriesAreThoseOfOneRun) {
   struct Case {
     const char* name;
@@ -114,19 +114,19 @@ TEST_F(ResumeTest, DirectoriesAreThoseOfOneRun) {
   };
   for (const Case& c :
        {Case{"set", CheckpointKind::safetensors, 1, 2 * kTensorBytes},
-        Case{"dcp", CheckpointKind::dcp, 1, 0}, Case{"dcp2", CheckpointKind::dcp, 2, 0},
-        Case{"full", CheckpointKind::olmo_full, 1, 0},
-        Case{"new", CheckpointKind::olmo_torch_new, 2, 0},
+        Case{"dcp", CheckpointKind::dcp, 2, 0}, Case{"new", CheckpointKind::olmo_torch_new, 2, 0},
         Case{"legacy", CheckpointKind::olmo_legacy, 2, 0},
         Case{"local", CheckpointKind::olmo_local, 2, 0}}) {
     options_.to = c.kind;
     options_.ranks = c.ranks;
     options_.max_shard_size = c.shard;
     const std::string target = root_ + "/" + c.name;
-    interrupt(target, 2 * kTensorBytes);
+    interrupt(target, 3 * kTensorBytes);
     const ConvertReport report = resume(target);
-    EXPECT_GE(report.bytes_resumed, kTensorBytes) << c.name;
-    EXPECT_LT(report.io.bytes_needed, kTensors * kTensorBytes) << c.name;
+    EXPECT_GE(report.bytes_resumed, 2 * kTensorBytes) << c.name;
+    EXPECT_LT(report.bytes_resumed, 3 * kTensorBytes) << c.name;
+    EXPECT_EQ(report.io.bytes_needed, 2 * kTensorBytes) << c.name;
+    EXPECT_LT(report.io.bytes_written, 3 * kTensorBytes) << c.name;
     expect_equal(target);
     EXPECT_FALSE(fs::exists(target + "/.resume"));
     EXPECT_FALSE(fs::exists(root_ + "/." + c.name + ".resume"));
@@ -138,61 +138,111 @@ TEST_F(ResumeTest, DirectoriesAreThoseOfOneRun) {
   }
 }
 
-TEST_F(ResumeTest, DamageToWhatWasLeftIsMadeGood) {
-  const std::string target = root_ + "/a.safetensors";
-  const std::string left = root_ + "/.a.safetensors.resume/new/a.safetensors";
-  const std::string expected = text_of(reference("a.safetensors"));
-  interrupt(target, 3 * kTensorBytes);
-  for (std::size_t at = 0; at < 200; ++at) flip(left, at);
-  flip(left, expected.size() - (kTensors - 1) * kTensorBytes + 5);
-  EXPECT_EQ(resume(target).bytes_resumed, kTensorBytes);
-  EXPECT_EQ(text_of(target), expected);
+// A file of each tensor, of which three are finished when a run is interrupted.
+class ResumedSetTest : public ResumeTest {
+ protected:
+  ResumedSetTest() { options_.max_shard_size = kTensorBytes; }
+
+  // What three files hold, which are left in `left_`, besides tensors.
+  void interrupt() { ResumeTest::interrupt(target_, kTensors * kTensorBytes); }
+  void expect_kept(std::uint64_t files, const std::string& what) {
+    const ConvertReport report = resume(target_);
+    EXPECT_EQ(report.bytes_resumed / kTensorBytes, files) << what;
+    EXPECT_EQ(report.io.bytes_needed, (kTensors - files) * kTensorBytes) << what;
+    EXPECT_EQ(report.notes.size(), is_noted_ ? 1U : 0U) << what;
+    EXPECT_TRUE(files_of(target_) == expected_) << what;
+    EXPECT_FALSE(fs::exists(work_)) << what;
+    fs::remove_all(target_);
+  }
+
+  const std::string target_ = root_ + "/set";
+  const std::string work_ = root_ + "/.set.resume";
+  const std::string name_ = "model-00002-of-00004.safetensors";
+  const std::string left_ = work_ + "/new/" + name_;
+  std::map<std::string, std::string> expected_ = files_of(set_reference());
+  bool is_noted_ = false;
+
+ private:
+  std::string set_reference() {
+    options_.max_shard_size = kTensorBytes;
+    return reference("set");
+  }
+};
+
+TEST_F(ResumedSetTest, DamageToAFileIsMadeGood) {
+  interrupt();
+  flip(left_, text_of(left_).size() - 5);
+  expect_kept(2, "flipped");
+  interrupt();
+  fs::resize_file(left_, kTensorBytes - 1);
+  expect_kept(2, "short");
+  interrupt();
+  fs::remove(left_);
+  expect_kept(2, "removed");
 }
 
-TEST_F(ResumeTest, AFileThatBecameShortIsMadeGood) {
-  options_.to = CheckpointKind::torch_file;
-  const std::string target = root_ + "/a.pt";
-  const std::string expected = text_of(reference("a.pt"));
-  interrupt(target, 3 * kTensorBytes);
-  fs::resize_file(root_ + "/.a.pt.resume/new/a.pt", kTensorBytes + 20000);
-  EXPECT_EQ(resume(target).bytes_resumed, kTensorBytes);
-  EXPECT_EQ(text_of(target), expected);
+// A backup made of hard links keeps what it has, and a link may lead anywhere.
+TEST_F(ResumedSetTest, AFileThatIsNotOursAloneIsMadeAnew) {
+  const std::string backup = temporary_directory() + "/backup";
+  interrupt();
+  fs::create_hard_link(left_, backup);
+  expect_kept(2, "linked");
+  interrupt();
+  fs::rename(left_, left_ + ".x");
+  fs::create_symlink(name_ + ".x", left_);
+  expect_kept(2, "a link");
+  EXPECT_EQ(text_of(backup), expected_.at(name_));
 }
 
-TEST_F(ResumeTest, AnythingMayBeInTheJournal) {
-  const std::string target = root_ + "/a.safetensors";
-  const std::string journal = root_ + "/.a.safetensors.resume/journal";
-  const std::string expected = text_of(reference("a.safetensors"));
-  for (const int damage : {0, 1, 2}) {
-    interrupt(target, 3 * kTensorBytes);
-    const std::string text = text_of(journal);
-    if (damage == 0) write_text(journal, text.substr(0, text.size() - 10));
-    if (damage == 1) write_text(journal, std::string(100000, 'x'));
-    if (damage == 2) fs::remove(journal);
-    const ConvertReport report = resume(target);
-    EXPECT_EQ(report.bytes_resumed, damage == 0 ? kTensorBytes : 0) << damage;
-    EXPECT_EQ(report.notes.size(), damage == 1 ? 1U : 0U) << damage;
-    EXPECT_EQ(text_of(target), expected) << damage;
-    fs::remove(target);
+// Also files of work that was not finished, under names that the target has and others.
+TEST_F(ResumedSetTest, WhatNoRecordSpeaksOfGoes) {
+  interrupt();
+  for (const char* name : {"x", "model-00004-of-00004.safetensors", "model.safetensors.index.json",
+                           "tessera-digests.json", ".model.tmp-0123456789ab"})
+    write_text(work_ + "/new/" + name, "half");
+  expect_kept(3, "strays");
+}
+
+TEST_F(ResumedSetTest, AnythingMayBeInARecord) {
+  const std::string begun = work_ + "/begun";
+  const std::string finished = work_ + "/finished/" + name_;
+  for (const std::string& record : {begun, finished}) {
+    const std::uint64_t kept = record == begun ? 0 : 2;
+    is_noted_ = record == begun;
+    interrupt();
+    const std::string text = text_of(record);
+    write_text(record, text.substr(0, text.size() - 1));
+    expect_kept(kept, "a record cut short");
+    interrupt();
+    flip(record, text.size() / 2);
+    expect_kept(kept, "a record flipped");
+    interrupt();
+    write_text(record, std::string(100000, 'x'));
+    expect_kept(kept, "no record");
+    interrupt();
+    write_text(record, "");
+    expect_kept(kept, "an empty record");
+    interrupt();
+    fs::copy_file(work_ + "/finished/model-00001-of-00004.safetensors", record,
+                  fs::copy_options::overwrite_existing);
+    expect_kept(kept, "another file's record");
+    is_noted_ = false;
+    interrupt();
+    fs::remove(record);
+    expect_kept(kept, "a record removed");
   }
 }
 
-TEST_F(ResumeTest, OtherOptionsOrAnotherSourceBeginAnew) {
-  const std::string target = root_ + "/a.safetensors";
-  interrupt(target, 2 * kTensorBytes);
-  options_.dtype = DType::bfloat16;
-  const ConvertReport report = resume(target);
-  EXPECT_EQ(report.bytes_resumed, 0U);
-  ASSERT_EQ(report.notes.size(), 1U);
-  EXPECT_EQ(text_of(target), text_of(reference("a.safetensors")));
-  fs::remove(target);
-  options_.dtype.reset();
-  interrupt(target, 2 * kTensorBytes);
+TEST_F(ResumedSetTest, OtherOptionsOrAnotherSourceBeginAnew) {
+  is_noted_ = true;
+  interrupt();
+  options_.max_shard_size += 1;  // which makes no difference, but might
+  expect_kept(0, "another size");
+  interrupt();
   for (const auto& entry : fs::directory_iterator(source_)) {
     fs::last_write_time(entry, fs::last_write_time(entry) + std::chrono::nanoseconds(1000));
   }
-  EXPECT_EQ(resume(target).bytes_resumed, 0U);
-  EXPECT_EQ(text_of(target), text_of(reference("a.safetensors")));
+  expect_kept(0, "another time");
 }
 
 // A rank's rows are a part of a storage, whose checksum shows the damage when the other rank's rows
@@ -209,7 +259,7 @@ TEST_F(ResumeTest, DamageInWhatWasConvertedBeforeIsFound) {
   interrupt(target, 3 * kTensorBytes);  // the first rank has half of each tensor
   const ConvertReport report = resume(target);
   EXPECT_GE(report.bytes_resumed, 2 * kTensorBytes);
-  EXPECT_EQ(report.io.bytes_needed + report.bytes_resumed, kTensors * kTensorBytes);
+  EXPECT_EQ(report.io.bytes_needed, 2 * kTensorBytes);
   EXPECT_EQ(report.io.bytes_read, report.io.bytes_needed);  // no storage was read again
   EXPECT_EQ(report.io.bytes_unchecked, 0U);
   expect_equal(target);
@@ -218,7 +268,8 @@ TEST_F(ResumeTest, DamageInWhatWasConvertedBeforeIsFound) {
   const Checkpoint opened = Checkpoint::open(archive);
   const Piece& piece = opened.find("model.blocks.1.w")->value.as_tensor().pieces.at(0);
   flip(archive, static_cast<std::size_t>(piece.storage->offset) + 100);
-  interrupt(target, 2 * kTensorBytes);
+  interrupt(target, 3 * kTensorBytes);
+  EXPECT_TRUE(fs::exists(target + "/.resume"));
   const Error error = error_of([&] { (void)resume(target); });
   EXPECT_EQ(error.code(), ErrorCode::corrupt);
   EXPECT_FALSE(fs::exists(target + "/.metadata"));
@@ -260,8 +311,9 @@ TEST_F(ResumeTest, TwoAtATimeAreRefused) {
 TEST_F(ResumeTest, AnExistingTargetIsKeptUnlessOverwritten) {
   for (const auto& [name, kind] :
        {std::pair("a.pt", CheckpointKind::torch_file), std::pair("d", CheckpointKind::dcp),
-        std::pair("f", CheckpointKind::olmo_full)}) {
+        std::pair("l", CheckpointKind::olmo_legacy)}) {
     options_.to = kind;
+    options_.ranks = kind == CheckpointKind::torch_file ? 1 : 2;
     options_.overwrite = false;
     const std::string target = root_ + "/" + name;
     (void)resume(target);
@@ -277,35 +329,37 @@ TEST_F(ResumeTest, AnExistingTargetIsKeptUnlessOverwritten) {
     };
     EXPECT_THROW(convert(source_, target, stopped), Stop);
     EXPECT_EQ(Checkpoint::open(target).leaves.size(), std::size_t{kTensors}) << name;
-    EXPECT_GT(resume(target).bytes_resumed, 0U) << name;
+    EXPECT_EQ(resume(target).bytes_resumed > 0, options_.ranks == 2) << name;
     EXPECT_EQ(Checkpoint::open(target).leaves.size(), 3U) << name;
     options_.only.clear();
   }
 }
 
-// Killed after the target has its name and before the journal is gone.
+// Killed after the target has its name and before the work directory is gone.
 TEST_F(ResumeTest, ATargetThatWasFinishedIsDone) {
-  for (const auto& [name, kind] :
-       {std::pair("a.pt", CheckpointKind::torch_file), std::pair("d", CheckpointKind::dcp),
-        std::pair("f", CheckpointKind::olmo_full)}) {
+  for (const auto& [name, kind, last] : {std::tuple("a.pt", CheckpointKind::torch_file, ""),
+                                         std::tuple("d", CheckpointKind::dcp, "/.metadata"),
+                                         std::tuple("f", CheckpointKind::olmo_full, "")}) {
     options_.to = kind;
     const std::string target = root_ + "/" + name;
     const std::string work = kind == CheckpointKind::dcp
                                  ? target + "/.resume"
                                  : root_ + "/." + std::string(name) + ".resume";
-    interrupt(target, 2 * kTensorBytes);
-    const std::string kept = temporary_directory() + "/journal";
-    fs::create_hard_link(work + "/journal", kept);
-    (void)resume(target);
     for (const bool changed : {false, true}) {
-      fs::create_directory(work);
-      fs::copy_file(kept, work + "/journal");
+      // Something has the name in the last moment, and gives it up.
+      const std::string in_the_way = kind == CheckpointKind::olmo_full ? "/mine" : last;
+      ConvertOptions options = options_;
+      options.progress = [&](const Progress&) {
+        fs::create_directories(fs::path(target + in_the_way).parent_path());
+        write_text(target + in_the_way, "mine");
+      };
+      EXPECT_EQ(code_of([&] { (void)convert(source_, target, options); }),
+                ErrorCode::already_exists);
+      fs::remove_all(target + last);
+      fs::rename(work + "/new" + (kind == CheckpointKind::torch_file ? "/a.pt" : last),
+                 target + last);
       if (changed) {
-        if (fs::is_regular_file(target)) {
-          flip(target, 1000);
-        } else {
-          flip(kind == CheckpointKind::dcp ? target + "/.metadata" : target + "/model.pt", 1000);
-        }
+        flip(kind == CheckpointKind::olmo_full ? target + "/model.pt" : target + last, 1000);
         EXPECT_EQ(code_of([&] { (void)resume(target); }), ErrorCode::already_exists) << name;
       } else {
         const ConvertReport report = resume(target);
@@ -314,6 +368,7 @@ TEST_F(ResumeTest, ATargetThatWasFinishedIsDone) {
         EXPECT_FALSE(fs::exists(work)) << name;
         expect_equal(target);
       }
+      fs::remove_all(target);
     }
     fs::remove_all(work);
   }
@@ -325,6 +380,7 @@ TEST_F(ResumeTest, DataFilesThatWereMovedAreTakenBack) {
   options_.ranks = 2;
   const std::string target = root_ + "/d";
   interrupt(target, 3 * kTensorBytes);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(target); }), ErrorCode::incomplete);
   int moved = 0;
   for (const auto& entry : fs::directory_iterator(target + "/.resume/new")) {
     fs::rename(entry.path(), target + "/" + entry.path().filename().string());

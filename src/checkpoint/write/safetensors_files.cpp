@@ -259,7 +259,7 @@ std::vector<SafetensorsFile> plan_files(const ConvertJob& job) {
 
 using Tensors = std::map<std::string_view, const Tensor*>;
 
-void write_file(const ConvertJob& job, SafetensorsFile& file, const Tensors& tensors) {
+FileNotes write_file(const ConvertJob& job, SafetensorsFile& file, const Tensors& tensors) {
   reserve_digests(file.header);
   std::vector<std::byte> head = safetensors::encode_header(file.header);
   const auto& entries = file.header.entries;
@@ -276,10 +276,10 @@ void write_file(const ConvertJob& job, SafetensorsFile& file, const Tensors& ten
   IoReport report;
   report.bytes_written = size;
   job.counters.add(report);
+  return {};
 }
 
-void write_set(const ConvertJob& job, std::vector<SafetensorsFile>& files, const Tensors& tensors) {
-  for (SafetensorsFile& file : files) write_file(job, file, tensors);
+void write_index(const ConvertJob& job, const std::vector<SafetensorsFile>& files) {
   const std::string text = index_text(files);
   put(job.store, index_name(job.name), std::as_bytes(std::span(text)), IfExists::fail);
   IoReport report;
@@ -302,11 +302,11 @@ void write_safetensors(const ConvertJob& job) {
     if (leaf.value.is(Value::Kind::tensor)) tensors.emplace(leaf.name, &leaf.value.as_tensor());
   }
   std::vector<SafetensorsFile> files = plan_files(job);
-  if (has_index(files, job.name)) {
-    write_set(job, files, tensors);
-  } else {
-    write_file(job, files[0], tensors);
+  for (SafetensorsFile& file : files) {
+    make_file(job, file.name,
+              [&](const ConvertJob& own) { return write_file(own, file, tensors); });
   }
+  if (has_index(files, job.name)) write_index(job, files);
 }
 
 }  // namespace tessera

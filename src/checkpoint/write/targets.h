@@ -31,7 +31,7 @@ struct ConvertJob {
   Meter& meter;
   IoCounters& counters;
   ConvertReport& report;
-  StorageChecks& checks;  // of what was read in this job
+  StorageChecks* checks;  // of what was read in this job
   bool appears_whole =
       false;             // `store` is a directory that the caller makes visible when all is done
   bool is_alone = true;  // nobody else writes into `store`
@@ -40,7 +40,7 @@ struct ConvertJob {
   // Compares the checksums that are still open. To be called before a file or a set of files is
   // made visible. Throws `cancelled` when the work is to end: later it is too late.
   void before_visible() const {
-    if (!appears_whole) counters.add(checks.read_rest(threads, meter.stop()));
+    if (!appears_whole) counters.add(checks->read_rest(threads, meter.stop()));
     require_going_on(meter.stop());
   }
 
@@ -94,22 +94,13 @@ void write_olmo(ConvertJob& job);
 // Throws `unsupported` for elements that safetensors has no type for. `key`: the tensor's.
 void require_safetensors_type(DType dtype, const std::string& key);
 
-// Bytes of a file that one thread makes in one go, in ascending order.
-struct FileUnit {
-  std::uint64_t at = 0;    // of the file
-  std::uint64_t size = 0;  // bytes
-  std::string what;        // tells what the bytes are from what others at this place would be
-  bool resumable = true;   // they depend on nothing that only this run knows
-};
-struct MadeUnit {
-  std::uint32_t crc = 0;         // CRC-32 of the bytes
-  std::vector<HandedOver> open;  // what of the source is not yet checked
-};
-using UnitMaker = std::function<MadeUnit(ByteSink& sink)>;
+// What the writer of a file has to know of it later; nothing, of most.
+using FileNotes = std::vector<std::uint64_t>;
+using FileMaker = std::function<FileNotes(const ConvertJob& job)>;
 
-// Lets `make` write the unit, or keeps what an interrupted run left of it; returns its CRC-32.
-std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const FileUnit& unit,
-                         const UnitMaker& make);
+// Lets `make` write and commit the object `name` of the job's store, or keeps the one that an
+// interrupted run has finished, with the notes of then. `make` gets the job with checks of its own.
+FileNotes make_file(const ConvertJob& job, const std::string& name, const FileMaker& make);
 
 // Streams a slice of a tensor to `sink` from `at` on in row-major order; returns the CRC-32 of its
 // bytes.
@@ -118,8 +109,5 @@ std::uint32_t stream_slice(const ConvertJob& job, const std::string& name, const
 // The same for a whole tensor.
 std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, const Tensor& tensor,
                             ByteSink& sink, std::uint64_t at);
-// Whether an interrupted run may leave such a slice: the checks of weights that are computed end
-// with the whole of them.
-[[nodiscard]] bool is_resumable(const ConvertJob& job, const Tensor& tensor, const Slice& slice);
 
 }  // namespace tessera

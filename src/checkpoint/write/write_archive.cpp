@@ -35,9 +35,10 @@ std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, Byte
   return crc;
 }
 
-// Writes one part at `at`; adds to `made`, which is of the slot's bytes before it.
-void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, ByteSink& sink,
-                 std::uint64_t at, MadeUnit& made) {
+// Writes one part at `at`; returns the CRC-32 of the slot's bytes up to its end, of which `crc` is
+// that of the bytes before it.
+std::uint32_t stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part,
+                          ByteSink& sink, std::uint64_t at, std::uint32_t crc) {
   const std::size_t element = size_of(dtype);
   std::vector<std::byte> scratch = job.buffer_for(static_cast<std::uint64_t>(part.count) * element);
   const auto step = static_cast<std::int64_t>(std::max<std::size_t>(scratch.size() / element, 1));
@@ -55,54 +56,33 @@ void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, By
       const std::vector<std::byte> values = filled(dtype, part.fill, count);
       std::copy(values.begin(), values.end(), bytes.begin());
     }
-    made.crc = crc32(bytes, made.crc);
+    crc = crc32(bytes, crc);
     sink.write_at(at, bytes);
     at += bytes.size();
   }
-  if (!reader) return;
-  const std::vector<HandedOver> open = reader->hand_over(job.checks);
-  made.open.insert(made.open.end(), open.begin(), open.end());
-  job.counters.add(reader->report());
-}
-
-// What tells a part from others of the same size.
-std::string text_of(const ArchivePart& part) {
-  const std::string count = std::to_string(part.count) + " of ";
-  if (part.source == nullptr) return count + std::to_string(part.fill) + "; ";
-  return count + part.source->name + " " + to_string(part.slice) + "; ";
-}
-
-bool is_resumable(const ConvertJob& job, const ArchivePart& part) {
-  return part.source == nullptr || is_resumable(job, part.source->value.as_tensor(), part.slice);
+  if (reader) {
+    reader->hand_over(*job.checks);
+    job.counters.add(reader->report());
+  }
+  return crc;
 }
 
 // The slot of a tensor that is put together from `parts`.
 std::uint32_t stream_parts(const ConvertJob& job, const Tensor& tensor,
                            const std::vector<ArchivePart>& parts, ByteSink& sink,
                            const torch_file::Writer::Slot& slot) {
-  FileUnit unit{slot.offset, slot.size, {}, true};
-  unit.resumable = std::ranges::all_of(
-      parts, [&job](const ArchivePart& part) { return is_resumable(job, part); });
-  for (const ArchivePart& part : parts) unit.what += text_of(part);
-  return write_unit(job, sink, unit, [&](ByteSink& out) {
-    MadeUnit made;
-    std::uint64_t at = slot.offset;
-    for (const ArchivePart& part : parts) {
-      stream_part(job, tensor.dtype, part, out, at, made);
-      at += static_cast<std::uint64_t>(part.count) * size_of(tensor.dtype);
-    }
-    return made;
-  });
+  std::uint32_t crc = 0;
+  std::uint64_t at = slot.offset;
+  for (const ArchivePart& part : parts) {
+    crc = stream_part(job, tensor.dtype, part, sink, at, crc);
+    at += static_cast<std::uint64_t>(part.count) * size_of(tensor.dtype);
+  }
+  return crc;
 }
 
 std::uint32_t stream_slot(const ConvertJob& job, const Archive& archive,
                           const torch_file::Writer::Slot& slot, ByteSink& sink) {
-  if (slot.storage) {
-    const FileUnit unit{slot.offset, slot.size, "storage", true};
-    return write_unit(job, sink, unit, [&](ByteSink& out) -> MadeUnit {
-      return {stream_storage(job, *slot.storage, out, slot.offset), {}};
-    });
-  }
+  if (slot.storage) return stream_storage(job, *slot.storage, sink, slot.offset);
   const Tensor& tensor = *slot.tensor;
   if (const auto parts = archive.parts.find(&tensor); parts != archive.parts.end())
     return stream_parts(job, tensor, parts->second, sink, slot);
@@ -153,7 +133,9 @@ Value planned_tensor(DType dtype, Shape shape) {
   return Value(std::move(tensor));
 }
 
-void write_archive(const ConvertJob& job, const Archive& archive, int threads) {
+namespace {
+
+FileNotes write_new_archive(const ConvertJob& job, const Archive& archive, int threads) {
   torch_file::Writer writer(archive.tree, root_of_archive(archive.file), archive.expand);
   const auto sink = job.store.create(archive.file, job.if_exists, writer.size());
   for (const auto& segment : writer.fixed()) sink->write_at(segment.offset, segment.bytes);
@@ -167,6 +149,14 @@ void write_archive(const ConvertJob& job, const Archive& archive, int threads) {
   IoReport report;
   report.bytes_written = writer.size();
   job.counters.add(report);
+  return {};
+}
+
+}  // namespace
+
+void write_archive(const ConvertJob& job, const Archive& archive, int threads) {
+  make_file(job, archive.file,
+            [&](const ConvertJob& own) { return write_new_archive(own, archive, threads); });
 }
 
 namespace {

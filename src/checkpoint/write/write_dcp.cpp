@@ -120,18 +120,15 @@ void note_attributes(const ConvertJob& job) {
                              std::to_string(lost) + " tensors");
 }
 
-WrittenItem write_item(const ConvertJob& job, const Leaf& leaf, const Box& box,
-                       ItemWriter& writer) {
-  dcp::Item item;
-  if (leaf.value.is(Value::Kind::tensor)) {
-    const Tensor& tensor = leaf.value.as_tensor();
-    item = writer.tensor(tensor.dtype, box.sizes, [&](ByteSink& sink, std::uint64_t at) {
-      return stream_slice(job, leaf.name, tensor, box, sink, at);
-    });
-  } else {
-    item = writer.value(leaf.value);
+void write_item(const ConvertJob& job, const Leaf& leaf, const Box& box, ItemWriter& writer) {
+  if (!leaf.value.is(Value::Kind::tensor)) {
+    writer.value(leaf.value);
+    return;
   }
-  return {0, item.offset, item.length};
+  const Tensor& tensor = leaf.value.as_tensor();
+  writer.tensor(tensor.dtype, box.sizes, [&](ByteSink& sink, std::uint64_t at) {
+    return stream_slice(job, leaf.name, tensor, box, sink, at);
+  });
 }
 
 // The items of one file: of a rank's leaves, every `step`-th from `first` on. One rank's are dealt
@@ -146,6 +143,31 @@ Share share_of(std::size_t file, std::size_t files, std::size_t ranks) {
   return ranks > 1 ? Share{file, 0, 1} : Share{0, file, files};
 }
 
+// Writes the data file of the share. Notes where its items end, then its size and its tail's
+// digest.
+FileNotes write_file(const ConvertJob& job, const Shares& shares, const Share& share,
+                     const std::string& name) {
+  TailedSink sink(job.store.create(name, IfExists::fail));
+  ItemWriter writer(sink, name, job.window);
+  FileNotes notes;
+  const std::vector<std::size_t>& leaves = shares.of(share.rank);
+  for (std::size_t i = share.first; i < leaves.size(); i += share.step) {
+    const Leaf& leaf = shares.leaves()[leaves[i]];
+    const bool is_tensor = leaf.value.is(Value::Kind::tensor);
+    write_item(job, leaf, is_tensor ? shares.part(leaf.value.as_tensor(), share.rank) : Box(),
+               writer);
+    sink.end_item(writer.written());
+    notes.push_back(writer.written());
+  }
+  const DataDigest digest = sink.finish();
+  sink.commit();
+  IoReport report;
+  report.bytes_written = digest.size;
+  job.counters.add(report);
+  notes.insert(notes.end(), {digest.size, digest.tail});
+  return notes;
+}
+
 // Writes all items into the data files `names`.
 WrittenItems write_files(const ConvertJob& job, const Shares& shares,
                          const std::vector<std::string>& names, DigestsByName& digests) {
@@ -158,23 +180,16 @@ WrittenItems write_files(const ConvertJob& job, const Shares& shares,
     const Share share = share_of(file, names.size(), shares.ranks());
     const std::vector<std::size_t>& leaves = shares.of(share.rank);
     if (share.first >= leaves.size()) return;  // `.metadata` would not name it
-    TailedSink sink(job.store.create(name, IfExists::fail));
-    ItemWriter writer(sink, name, job.window);
+    const FileNotes notes = make_file(
+        job, name, [&](const ConvertJob& own) { return write_file(own, shares, share, name); });
+    auto end = notes.begin();
+    std::uint64_t begin = 0;
     for (std::size_t i = share.first; i < leaves.size(); i += share.step) {
-      const Leaf& leaf = shares.leaves()[leaves[i]];
-      const bool is_tensor = leaf.value.is(Value::Kind::tensor);
-      const Box box = is_tensor ? shares.part(leaf.value.as_tensor(), share.rank) : Box();
-      written[share.rank][i] = write_item(job, leaf, box, writer);
-      written[share.rank][i].file = file;
-      sink.end_item(writer.written());
+      written[share.rank][i] = {file, begin, *end - begin};
+      begin = *end++;
     }
-    const DataDigest digest = sink.finish();
-    sink.commit();
-    IoReport report;
-    report.bytes_written = digest.size;
-    job.counters.add(report);
     const std::lock_guard lock(mutex);
-    digests[name] = {digest.size, {}, 0, digest.tail};
+    digests[name] = {*end, {}, 0, *(end + 1)};
   });
   return written;
 }
@@ -224,7 +239,8 @@ void write_dcp(ConvertJob& job) {
   check_root(job.leaves);
   note_attributes(job);
   Leftovers leftovers;
-  leftovers.find(job.store, job.is_alone);
+  // A work directory holds what is kept, and nothing else.
+  if (job.resumption == nullptr) leftovers.find(job.store, job.is_alone);
   const std::string attempt = job.resumption ? job.resumption->attempt() : random_attempt();
   const Shares shares(job.leaves, job.options.ranks);
   const std::vector<std::string> names = data_files(shares, job.threads, attempt);

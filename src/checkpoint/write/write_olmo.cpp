@@ -329,7 +329,8 @@ safetensors::Header header_of(const EncodedPart& encoded) {
   return header;
 }
 
-void write_encoded(const ConvertJob& job, const std::string& file, const EncodedPart& encoded) {
+FileNotes write_encoded(const ConvertJob& job, const std::string& file,
+                        const EncodedPart& encoded) {
   const safetensors::Header& header = encoded.header;
   IoReport report;
   report.bytes_written = encoded.size();
@@ -347,13 +348,17 @@ void write_encoded(const ConvertJob& job, const std::string& file, const Encoded
   });
   sink->commit();
   job.counters.add(report);
+  return {};
 }
 
 // `name` without extension, holding `dict`.
 void write_part(const ConvertJob& job, const SourceTensors& sources, const std::string& name,
                 const Value& dict) {
   if (job.options.olmo.safetensors) {
-    write_encoded(job, name + ".safetensors", encoded_part(sources, dict));
+    const EncodedPart encoded = encoded_part(sources, dict);
+    make_file(job, name + ".safetensors", [&](const ConvertJob& own) {
+      return write_encoded(own, name + ".safetensors", encoded);
+    });
     return;
   }
   const std::string file = name + ".pt";

@@ -95,11 +95,6 @@ void FileWriter::note_written(std::uint64_t begin, std::uint64_t end) {
     start_write_back(fd_.get(), start.begin, start.end);
 }
 
-void FileWriter::keep(std::uint64_t end) {
-  const std::lock_guard lock(mutex_);
-  end_ = std::max(end_, end);
-}
-
 Fd FileWriter::finish() {
   // The reservation may reach past what was written.
   const auto cut = [this] { return ::ftruncate(fd_.get(), static_cast<off_t>(end_)); };
@@ -296,56 +291,6 @@ FileWriter& AtomicFile::open_file() {
     throw Error(ErrorCode::invalid_argument, "already committed").at_path(path_);
   }
   return *file_;
-}
-
-namespace {
-
-Fd open_left(const std::string& path, int flags) {
-  return Fd(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | flags, 0666));
-}
-
-bool is_usable(const Fd& fd) {
-  struct stat status {};
-  return fd && ::fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
-}
-
-Fd open_or_make(const std::string& path) {
-  make_directories(std::filesystem::path(path).parent_path().string());
-  Fd fd = open_left(path, 0);
-  if (!is_usable(fd)) {
-    ::unlink(path.c_str());
-    fd = open_left(path, O_EXCL);
-    if (!fd) throw_errno(errno, "create", path);
-  }
-  // What is read back comes from the device then, unless it still has to go there: a page that
-  // could not be written is clean in memory and absent from the device.
-  ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
-  return fd;
-}
-
-}  // namespace
-
-KeptFile::KeptFile(std::string path, std::uint64_t size_hint)
-    : path_(std::move(path)), file_(open_or_make(path_), path_) {
-  file_.reserve(size_hint);
-}
-
-void KeptFile::write_at(std::uint64_t offset, ByteView bytes) {
-  file_.write_at(offset, bytes);
-}
-
-void KeptFile::keep_at(std::uint64_t offset, ByteView bytes) {
-  file_.keep(offset + bytes.size());
-}
-
-void KeptFile::commit() {
-  try {
-    file_.finish();
-  } catch (...) {
-    ::unlink(path_.c_str());
-    throw;
-  }
 }
 
 }  // namespace tessera

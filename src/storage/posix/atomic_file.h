@@ -24,10 +24,8 @@ class FileWriter {
   void reserve(std::uint64_t size);
   // From several threads for ranges that do not overlap. Starts write-back early.
   void write_at(std::uint64_t offset, ByteView bytes);
-  // The file has its bytes up to `end` already.
-  void keep(std::uint64_t end);
-  // Cuts the file behind the last byte that was written or kept, makes it durable and gives it
-  // back: once. After a failure the bytes may be lost, whatever a second fsync says.
+  // Cuts the file behind the last byte that was written, makes it durable and gives it back: once.
+  // After a failure the bytes may be lost, whatever a second fsync says.
   Fd finish();
   // Makes it durable and closes it; nothing is cut, since others write into it: once.
   void sync();
@@ -47,7 +45,7 @@ class FileWriter {
   Fd fd_;  // none after finish
   const std::string path_;
   std::mutex mutex_;       // guards everything below
-  std::uint64_t end_ = 0;  // one past the last byte written or kept
+  std::uint64_t end_ = 0;  // one past the last byte written
   // Written one after another, each run by one thread as a rule, and not yet on its way to the
   // device. Oldest first.
   std::vector<Run> pending_;
@@ -102,27 +100,5 @@ void move_into_place(const std::string& temporary, const std::string& path, IfEx
 // Gives the file `temporary` the name `path`, which must be free, on file systems whose rename
 // cannot refuse a name that is taken.
 void link_into_place(const std::string& temporary, const std::string& path);
-
-// A file that an interrupted writer leaves behind for the next one.
-
-// A file that has its name from the beginning, in a directory that nobody reads (WorkDirectory).
-// What is in it stays when the writer ends without commit, and is there for `keep_at` when it is
-// opened again: after its bytes were read back and found right, never because they are there.
-class KeptFile final : public ByteSink {
- public:
-  // Opens the file, or makes it; a file with other names, too, is given up for a new one.
-  KeptFile(std::string path, std::uint64_t size_hint);
-
-  void write_at(std::uint64_t offset, ByteView bytes) override;
-  void keep_at(std::uint64_t offset, ByteView bytes) override;
-  // Makes the bytes durable; moving the file to its place is the caller's. A failure removes it:
-  // what the system could not bring to the device must not be taken for written by a later run.
-  void commit() override;
-  [[nodiscard]] const std::string& name() const override { return path_; }
-
- private:
-  const std::string path_;
-  FileWriter file_;
-};
 
 }  // namespace tessera

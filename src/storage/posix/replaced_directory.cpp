@@ -258,31 +258,32 @@ void make_own_directory(const std::string& path) {
   require_ours(path, status);
 }
 
+constexpr std::string_view kLock = "lock";
+
 // None when the directory has gone.
-Fd open_journal(const std::string& path) {
-  Fd fd(::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK,
-               0666));
+Fd open_lock(const std::string& path) {
+  Fd fd = opened(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
   if (!fd && errno != ENOENT) throw_errno(errno, "open", path);
   return fd;
 }
 
-void lock_alone(const Fd& journal, const std::string& directory) {
-  const Locked locked = try_lock(journal.get());
+void lock_alone(const Fd& fd, const std::string& directory) {
+  const Locked locked = try_lock(fd.get());
   if (locked == Locked::yes) return;
-  if (locked == Locked::unknown) throw_errno(errno, "lock", directory + "/journal");
+  if (locked == Locked::unknown) throw_errno(errno, "lock", directory);
   throw Error(ErrorCode::conflict, "another process works on the same target").at_path(directory);
 }
 
-// The locked journal; none when the process that had it until now has removed it.
-LockedFd lock_journal(const std::string& directory) {
-  const std::string path = directory + "/journal";
-  Fd fd = open_journal(path);
+// None when the process that had the lock until now has removed it.
+LockedFd lock_work(const std::string& directory) {
+  const std::string path = directory + "/" + std::string(kLock);
+  Fd fd = open_lock(path);
   if (!fd) return {};
   lock_alone(fd, directory);
   struct stat open {};
   if (::fstat(fd.get(), &open) != 0) throw_errno(errno, "stat", path);
   if (!S_ISREG(open.st_mode)) {
-    throw Error(ErrorCode::unsafe, "the journal is not a regular file").at_path(path);
+    throw Error(ErrorCode::unsafe, "the lock is not a regular file").at_path(path);
   }
   return is_at(id_of(fd.get()), path) ? LockedFd(std::move(fd)) : LockedFd();
 }
@@ -290,21 +291,22 @@ LockedFd lock_journal(const std::string& directory) {
 }  // namespace
 
 WorkDirectory::WorkDirectory(std::string path) : path_(std::move(path)), content_(path_ + "/new") {
-  while (!journal_) {
+  while (!lock_) {
     make_own_directory(path_);
-    journal_ = lock_journal(path_);
+    lock_ = lock_work(path_);
   }
 }
 
 void WorkDirectory::clear() {
-  std::error_code error;
-  fs::remove_all(content_, error);
-  if (error) throw_errno(error.value(), "remove unfinished work", content_);
+  std::vector<DirectoryEntry> entries = entries_of(path_);
+  std::ranges::sort(entries, {}, &DirectoryEntry::name);
+  for (const DirectoryEntry& entry : entries)
+    if (entry.name != kLock) remove_all(entry.path);
 }
 
 void WorkDirectory::remove() {
   clear();
-  ::unlink((path_ + "/journal").c_str());
+  ::unlink((path_ + "/" + std::string(kLock)).c_str());
   ::rmdir(path_.c_str());
 }
 

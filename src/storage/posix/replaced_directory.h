@@ -83,8 +83,9 @@ class ReplacedDirectory {
 
 // A directory in which work goes on after an interruption.
 //
-//     PATH/journal   what is done; locked while somebody works
-//     PATH/new/      the files
+//     PATH/lock   locked while somebody works
+//     PATH/new/   the files
+//     PATH/...    what their writer notes of them
 
 class WorkDirectory {
  public:
@@ -99,17 +100,15 @@ class WorkDirectory {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   // PATH/new; absent until something is written there.
   [[nodiscard]] const std::string& content() const noexcept { return content_; }
-  // The journal, open for reading and appending.
-  [[nodiscard]] int journal() const noexcept { return journal_.get(); }
-  // Removes all of `content`.
+  // Removes all that is in the directory but the lock, in the order of names.
   void clear();
-  // Removes the directory with all that is in it; the journal goes last.
+  // Removes the directory with all that is in it; the lock goes last.
   void remove();
 
  private:
   const std::string path_;
   const std::string content_;
-  LockedFd journal_;
+  LockedFd lock_;
 };
 
 }  // namespace tessera
