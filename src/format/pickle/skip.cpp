@@ -77,36 +77,30 @@ class Skipper {
       cursor_.skip(opcode.argument);
       return follow(opcode);
     }
-    bool fits = false;
     switch (op) {
       case Op::binput:
       case Op::long_binput:
-        fits = is_next(cursor_.number(opcode.argument));
-        break;
+        return follow_if(is_next(cursor_.number(opcode.argument)), opcode);
       case Op::binget:
       case Op::long_binget:
-        fits = is_known(cursor_.number(opcode.argument), harmless);
-        break;
+        return follow_if(is_known(cursor_.number(opcode.argument), harmless), opcode);
       case Op::binunicode:
-        fits = is_ascii(cursor_.text(opcode.argument));
-        break;
+        return follow_if(is_ascii(cursor_.text(opcode.argument)), opcode);
       case Op::global:
-        fits = is_of_rule();
-        break;
+        return follow_if(is_of_rule(), opcode);
       case Op::mark:
         return open_mark();
       case Op::setitems:
-        fits = above_mark() % 2 == 0;
-        break;
+        return follow_if(above_mark() % 2 == 0, opcode);
       case Op::appends:
         done_ = open_ == 0;
-        if (done_) return true;
-        break;
+        return done_ || follow(opcode);
       default:
         return false;
     }
-    return fits && follow(opcode);
   }
+
+  bool follow_if(bool fits, const Opcode& opcode) { return fits && follow(opcode); }
 
   // Takes off and puts on as many values as the opcode does.
   bool follow(const Opcode& opcode) {
