@@ -15,6 +15,7 @@
 #include "format/dcp/dcp.h"
 #include "format/pickle/cursor.h"
 #include "format/pickle/opcodes.h"
+#include "format/pickle/steps.h"
 #include "tessera/io.h"
 
 namespace tessera::dcp {
@@ -147,8 +148,9 @@ class QuickMachine {
   using Op = pickle::Op;
 
   // What each opcode does; false: that was not expected, or nothing here knows the opcode.
-  using Step = bool (*)(QuickMachine& machine, const pickle::Opcode& opcode);
-  static const std::array<Step, 256> kSteps;
+  using QuickSteps = pickle::Steps<QuickMachine, bool>;
+  friend QuickSteps;
+  static const std::array<QuickSteps::Step, 256> kSteps;
 
   // How long the stack and the arenas were when a mark was set.
   struct Mark {
@@ -162,16 +164,19 @@ class QuickMachine {
   };
 
   bool read_protocol();
-  bool enter_frame(const pickle::Opcode& opcode);
+  bool enter_frame(std::uint64_t size);
   bool open_mark();
 
   bool push(Lite value);
+  bool push_bool(bool value) {
+    return push({.kind = Lite::Kind::boolean, .number = value ? 1U : 0U});
+  }
   bool push_integer(std::int64_t value);
   bool push_long(ByteView bytes);
   bool push_text(std::string_view text);
-  bool push_list();
-  bool push_dict();
-  bool push_tuple(std::size_t first);  // of all from `first`
+  bool push_empty_list();
+  bool push_empty_dict();
+  bool push_tuple(const pickle::Opcode& opcode);
   // Index of the first value that an opcode takes, and that a target is below it.
   bool first_of(const pickle::Opcode& opcode, std::size_t& first);
   bool append(const pickle::Opcode& opcode);
@@ -180,16 +185,18 @@ class QuickMachine {
   bool hand_out(std::uint64_t dict, std::size_t first);
   [[nodiscard]] bool all_are(std::size_t first, std::size_t step, Lite::Kind kind) const;
   void forget_batch(const pickle::Opcode& opcode);
-  bool memoize();
+  bool memoize_next();
+  bool memoize(std::uint64_t index) { return index == memo_size_ && memoize_next(); }
   bool drop();
   void keep(const Lite& value);
-  bool put(std::uint64_t index) { return index == memo_size_ && memoize(); }
   bool recall(std::uint64_t index);
   [[nodiscard]] bool is_on_stack(const Lite& value) const;
   bool push_global();
   bool push_stack_global();
   bool push_name(std::string_view module, std::string_view name);
-  bool make(bool by_new);  // NEWOBJ and REDUCE
+  bool new_object() { return make(true); }
+  bool reduce() { return make(false); }
+  bool make(bool by_new);
   bool make_object(Name name, const Lite& arguments);
   bool make_size(const Lite& arguments);
   void forget_size(const Lite& arguments, const Lite& numbers);

@@ -93,61 +93,8 @@ std::optional<Name> find_known(std::string_view module, std::string_view name) {
 
 }  // namespace
 
-constinit const std::array<QuickMachine::Step, 256> QuickMachine::kSteps = [] {
-  using M = QuickMachine;
-  using O = const pickle::Opcode;
-  const Step other = [](M&, O&) { return false; };
-  const Step small = [](M& m, O& o) {
-    return m.push_integer(static_cast<std::int64_t>(m.cursor_.number(o.argument)));
-  };
-  const Step text = [](M& m, O& o) { return m.push_text(m.cursor_.text(o.argument)); };
-  const Step put = [](M& m, O& o) { return m.put(m.cursor_.number(o.argument)); };
-  const Step get = [](M& m, O& o) { return m.recall(m.cursor_.number(o.argument)); };
-  const Step tuple = [](M& m, O& o) {
-    std::size_t first = 0;
-    return m.first_of(o, first) && m.push_tuple(first);
-  };
-  const Step append = [](M& m, O& o) { return m.append(o); };
-  const Step set_items = [](M& m, O& o) { return m.set_items(o); };
-  return pickle::steps_by_byte<Step>(
-      other,
-      {
-          {Op::proto, [](M& m, O&) { return m.read_protocol(); }},
-          {Op::pop, [](M& m, O&) { return m.drop(); }},
-          {Op::frame, [](M& m, O& o) { return m.enter_frame(o); }},
-          {Op::none, [](M& m, O&) { return m.push({}); }},
-          {Op::newtrue, [](M& m, O&) { return m.push({.kind = Kind::boolean, .number = 1}); }},
-          {Op::newfalse, [](M& m, O&) { return m.push({.kind = Kind::boolean}); }},
-          {Op::binint, [](M& m, O&) { return m.push_integer(m.cursor_.number<std::int32_t>()); }},
-          {Op::binint1, small},
-          {Op::binint2, small},
-          {Op::long1, [](M& m, O& o) { return m.push_long(m.cursor_.bytes(o.argument)); }},
-          {Op::short_binunicode, text},
-          {Op::binunicode, text},
-          {Op::memoize, [](M& m, O&) { return m.memoize(); }},
-          {Op::binput, put},
-          {Op::long_binput, put},
-          {Op::binget, get},
-          {Op::long_binget, get},
-          {Op::mark, [](M& m, O&) { return m.open_mark(); }},
-          {Op::empty_tuple, tuple},
-          {Op::tuple1, tuple},
-          {Op::tuple2, tuple},
-          {Op::tuple3, tuple},
-          {Op::tuple, tuple},
-          {Op::empty_list, [](M& m, O&) { return m.push_list(); }},
-          {Op::empty_dict, [](M& m, O&) { return m.push_dict(); }},
-          {Op::append, append},
-          {Op::appends, append},
-          {Op::setitem, set_items},
-          {Op::setitems, set_items},
-          {Op::global, [](M& m, O&) { return m.push_global(); }},
-          {Op::stack_global, [](M& m, O&) { return m.push_stack_global(); }},
-          {Op::newobj, [](M& m, O&) { return m.make(true); }},
-          {Op::reduce, [](M& m, O&) { return m.make(false); }},
-          {Op::build, [](M& m, O&) { return m.build(); }},
-      });
-}();
+constinit const std::array<QuickMachine::QuickSteps::Step, 256> QuickMachine::kSteps =
+    QuickSteps::with({}, [](QuickMachine&, const pickle::Opcode&) { return false; });
 
 std::optional<Lite> QuickMachine::run() {
   if (survey_.end() != bytes_.size()) return std::nullopt;
@@ -165,8 +112,8 @@ bool QuickMachine::read_protocol() {
   return protocol_ <= 5;
 }
 
-bool QuickMachine::enter_frame(const pickle::Opcode& opcode) {
-  cursor_.enter_frame(cursor_.number(opcode.argument));
+bool QuickMachine::enter_frame(std::uint64_t size) {
+  cursor_.enter_frame(size);
   return true;
 }
 
@@ -195,13 +142,13 @@ bool QuickMachine::push_text(std::string_view text) {
                static_cast<std::uint64_t>(begin)});
 }
 
-bool QuickMachine::push_list() {
+bool QuickMachine::push_empty_list() {
   stack_.push_back({.kind = Kind::list, .number = lists.size()});
   lists.emplace_back();
   return true;
 }
 
-bool QuickMachine::push_dict() {
+bool QuickMachine::push_empty_dict() {
   if (open_dicts_ == dicts.size()) dicts.emplace_back();
   return push({.kind = Kind::dict, .number = open_dicts_++});
 }
@@ -225,7 +172,9 @@ bool QuickMachine::first_of(const pickle::Opcode& opcode, std::size_t& first) {
   return above_mark() >= stack_.size() - first + under;
 }
 
-bool QuickMachine::push_tuple(std::size_t first) {
+bool QuickMachine::push_tuple(const pickle::Opcode& opcode) {
+  std::size_t first = 0;
+  if (!first_of(opcode, first)) return false;
   const std::size_t count = stack_.size() - first;
   const Lite tuple{
       .kind = Kind::tuple, .count = static_cast<std::uint32_t>(count), .number = items.size()};
@@ -270,7 +219,7 @@ bool QuickMachine::set_items(const pickle::Opcode& opcode) {
   return true;
 }
 
-bool QuickMachine::memoize() {
+bool QuickMachine::memoize_next() {
   const std::uint64_t index = memo_size_++;
   if (above_mark() == 0) return false;
   if (survey_.is_recalled(index)) {

@@ -133,7 +133,7 @@ void Machine::require_folded(const Cell& cell) const {
 
 void Machine::step() {
   const std::uint8_t code = cursor_.opcode();
-  const Step perform = kSteps[code];
+  const auto perform = kSteps[code];
   if (perform == nullptr) corrupt("byte " + std::to_string(code) + " is not an opcode");
   perform(*this, kOpcodes[code]);
 }
@@ -200,14 +200,13 @@ void Machine::tell_items(const Value& target, std::size_t first) const {
   options_.watch->use(Watch::Use::given_items, target, {}, callables);
 }
 
-ByteView Machine::take_signed(const char* what) {
+std::uint64_t Machine::signed_size(const char* what) {
   const auto size = cursor_.number<std::int32_t>();
   if (size < 0) corrupt(std::string(what) + " of negative length");
-  return cursor_.take(static_cast<std::uint64_t>(size));
+  return static_cast<std::uint64_t>(size);
 }
 
-void Machine::push_text(ByteView bytes) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+void Machine::push_text(std::string_view text) {
   require_utf8(text);
   push(Value(std::string(text)));
 }
@@ -396,7 +395,8 @@ void Machine::push_dict(std::size_t first) {
   set_items(first + 1);
 }
 
-void Machine::append_items(std::size_t first) {
+void Machine::append(const Opcode& opcode) {
+  const std::size_t first = first_of(opcode);
   Slot& target = slot_below(first, "items without a list");
   const bool object = target.value.is(Kind::object);
   if (!target.value.is(Kind::list)) tell_items(target.value, first);

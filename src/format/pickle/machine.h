@@ -12,6 +12,7 @@
 #include "format/pickle/cursor.h"
 #include "format/pickle/opcodes.h"
 #include "format/pickle/pickle.h"
+#include "format/pickle/steps.h"
 
 namespace tessera::pickle {
 
@@ -38,9 +39,10 @@ class Machine {
   using Slots = std::vector<Slot>;
   static constexpr std::uint64_t kOfNode = 100;  // bytes: a value, or a leaf without its name
 
-  // What each opcode does (steps.cpp), by its byte; null: no opcode.
-  using Step = void (*)(Machine& machine, const Opcode& opcode);
-  static const std::array<Step, 256> kSteps;
+  // What each opcode does (steps.h, steps.cpp), by its byte; null: no opcode.
+  using MachineSteps = Steps<Machine, void>;
+  friend MachineSteps;
+  static const std::array<MachineSteps::Step, 256> kSteps;
   void step();  // the opcode at the cursor
   // The same; what it refuses and Python might take is told to the watch, and it goes on behind it.
   void watched_step();
@@ -60,14 +62,19 @@ class Machine {
   void tell_items(const Value& target, std::size_t first) const;
 
   // Arguments.
-  [[nodiscard]] ByteView take_signed(const char* what);  // behind a length that may not be negative
-  void push_text(ByteView text);
+  [[nodiscard]] std::uint64_t signed_size(const char* what);  // a length; refuses a negative one
+  void push_bool(bool value) { push(Value(value)); }
+  void push_integer(std::int64_t value) { push(Value(value)); }
+  void push_text(std::string_view text);
   void push_long(ByteView number);
+  void enter_frame(std::uint64_t size) { cursor_.enter_frame(size); }
   void read_protocol();
 
   // Stack.
   void push(Value value);            // something that holds nothing
   void push_container(Value value);  // an empty container
+  void push_empty_list() { push_container(Value::list()); }
+  void push_empty_dict() { push_container(Value::dict()); }
   void push_slot(Slot slot);
   Slot pop();
   Slot& top();
@@ -93,10 +100,12 @@ class Machine {
   void move_items(std::size_t first, std::uint32_t cell, Value::List& items, bool list);
   // Makes one of all slots from `first`.
   void push_sequence(std::size_t first, Value (*make)(Value::List items));
+  void push_tuple(const Opcode& opcode) { push_sequence(first_of(opcode), Value::tuple); }
   void push_dict(std::size_t first);
-  void append_items(std::size_t first);  // to the slot below `first`
+  void append(const Opcode& opcode);
   void add_to_set(std::size_t first);
-  void set_items(std::size_t first);
+  void set_items(const Opcode& opcode) { set_items(first_of(opcode)); }
+  void set_items(std::size_t first);  // of the slot below `first`
   void set_item(Slot& target, Slot key, Slot value);
 
   // Memo.
@@ -125,7 +134,7 @@ class Machine {
   void push_extension(std::uint64_t number);
   void make_instance(bool class_follows);
   void reduce();
-  void new_object(bool with_keywords);
+  void new_object(bool with_keywords = false);
   void build();
   void build_object(Slot& target, Slot state);
   void load_persistent(const Slot& id);

@@ -192,18 +192,4 @@ constexpr const Opcode& opcode_of(Op op) noexcept {
   return kOpcodes[static_cast<std::uint8_t>(op)];
 }
 
-// What a machine does for an opcode: one listed under it, or else `other`.
-template <class Step>
-struct StepRow {
-  Op op;
-  Step step;
-};
-template <class Step, std::size_t count>
-constexpr std::array<Step, 256> steps_by_byte(Step other, const StepRow<Step> (&rows)[count]) {
-  std::array<Step, 256> by_byte{};
-  by_byte.fill(other);
-  for (const StepRow<Step>& row : rows) by_byte[static_cast<std::uint8_t>(row.op)] = row.step;
-  return by_byte;
-}
-
 }  // namespace tessera::pickle
