@@ -85,6 +85,9 @@ class CheckedSource final : public ForwardingSource {
   CheckedSource(std::shared_ptr<const ByteSource> source, Digests digests,
                 std::uint64_t origin = 0);
 
+  using ForwardingSource::inner;  // whose digests these are
+  [[nodiscard]] const Digests& digests() const noexcept { return digests_; }
+  [[nodiscard]] std::uint64_t origin() const noexcept { return origin_; }
   void read_at(std::uint64_t offset, MutableByteView out) const override;
   void read_ranges(std::span<const ReadRange> ranges) const override;
   [[nodiscard]] bool checked() const override { return true; }

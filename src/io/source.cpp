@@ -47,6 +47,7 @@ class SliceSource final : public ByteSource {
   [[nodiscard]] std::string version() const override { return source_->version(); }
   [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   [[nodiscard]] bool checked() const override { return source_->checked(); }
+  [[nodiscard]] SourcePart part() const { return {*source_, offset_}; }
 
  private:
   std::shared_ptr<const ByteSource> source_;
@@ -55,6 +56,11 @@ class SliceSource final : public ByteSource {
 };
 
 }  // namespace
+
+SourcePart part_of(const ByteSource& source) {
+  const auto* slice = dynamic_cast<const SliceSource*>(&source);
+  return slice != nullptr ? slice->part() : SourcePart{source};
+}
 
 std::shared_ptr<ByteSource> slice_source(std::shared_ptr<const ByteSource> source,
                                          std::uint64_t offset, std::uint64_t size) {

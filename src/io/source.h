@@ -63,6 +63,13 @@ class ForwardingSource : public ByteSource {
 // The bytes outlive the source.
 [[nodiscard]] std::shared_ptr<ByteSource> borrowed_source(ByteView bytes, std::string name);
 
+// What a source of slice_source() is a part of, and where it begins there; any other is whole.
+struct SourcePart {
+  const ByteSource& of;
+  std::uint64_t offset = 0;
+};
+[[nodiscard]] SourcePart part_of(const ByteSource& source);
+
 // How an object begins, which tells formats apart.
 
 // The first `Size` bytes; zeros behind the object's end.

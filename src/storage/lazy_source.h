@@ -52,6 +52,8 @@ class LazySource final : public ByteSource {
   LazySource(const LazySource&) = delete;
   LazySource& operator=(const LazySource&) = delete;
 
+  [[nodiscard]] const Store& store() const noexcept { return *store_; }
+  [[nodiscard]] const ObjectInfo& object() const noexcept { return object_; }
   [[nodiscard]] std::uint64_t size() const override { return object_.size; }
   // Throws what the first read would, if it is not open yet.
   void open() const { (void)current(); }

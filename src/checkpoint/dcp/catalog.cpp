@@ -65,7 +65,7 @@ Path read_path(MessageReader& message) {
 
 namespace {
 
-enum class EntryKind : std::uint8_t { tensor, value, item, untold };
+enum class EntryKind : std::uint8_t { tensor, value, item };
 
 constexpr std::size_t kPlaceColumns = 4;        // behind those of the boxes
 constexpr std::uint64_t kEndOfMetadata = 4096;  // bytes
@@ -126,9 +126,7 @@ void write_data_files(MessageWriter& message, const std::vector<CatalogFile>& fi
   std::vector<std::uint64_t> begins;
   for (const CatalogFile& file : files) {
     begins.push_back(records.size());
-    records.text(file.info.name).count(file.info.size).text(file.info.version);
-    records.count(file.digests ? 1 : 0);
-    if (file.digests) write_digests(records, *file.digests);
+    write_file(records, file);
   }
   message.count(files.size());
   if (!files.empty()) write_column(message, begins);
@@ -136,7 +134,7 @@ void write_data_files(MessageWriter& message, const std::vector<CatalogFile>& fi
 }
 
 void write_head(MessageWriter& message, const CatalogHead& head) {
-  message.number(head.kind).text(head.version).text(head.save_id).text(head.types);
+  message.text(head.version).text(head.save_id).text(head.types);
   message.count(head.warnings.size());
   for (const std::string& warning : head.warnings) message.text(warning);
   message.number(static_cast<std::int32_t>(head.world_size)).number(head.metadata_end);
@@ -150,7 +148,6 @@ void write_head(MessageWriter& message, const CatalogHead& head) {
 
 CatalogHead read_head(MessageReader& message) {
   CatalogHead head;
-  head.kind = message.number<CheckpointKind>();
   head.version = message.text();
   head.save_id = message.text();
   head.types = message.text();
@@ -188,6 +185,21 @@ dcp::EntryHead read_entry_head(MessageReader& message) {
 }
 
 }  // namespace
+
+void write_file(MessageWriter& message, const CatalogFile& file) {
+  message.text(file.info.name).count(file.info.size).text(file.info.version);
+  message.count(file.digests ? 1 : 0);
+  if (file.digests) write_digests(message, *file.digests);
+}
+
+CatalogFile read_file(MessageReader& message) {
+  CatalogFile file;
+  file.info.name = message.text();
+  file.info.size = message.count();
+  file.info.version = message.text();
+  if (message.count() == 1) file.digests = read_digests(message);
+  return file;
+}
 
 std::uint64_t digest_of_end(const ByteSource& metadata) {
   const std::uint64_t size = std::min(metadata.size(), kEndOfMetadata);
@@ -246,10 +258,10 @@ void CatalogWriter::add_value(const dcp::EntryHead& head, ByteView pickle) {
   bytes_.number(EntryKind::value).block(pickle);
 }
 
-void CatalogWriter::add_item(const dcp::EntryHead& head, const std::optional<ItemRange>& place) {
+void CatalogWriter::add_item(const dcp::EntryHead& head, const ItemRange& place) {
   add_head(head);
-  bytes_.number(place ? EntryKind::item : EntryKind::untold);
-  if (place) write_place(bytes_, *place);
+  bytes_.number(EntryKind::item);
+  write_place(bytes_, place);
 }
 
 Bytes CatalogWriter::finish(const CatalogHead& head, const std::vector<CatalogFile>& files) {
@@ -330,12 +342,7 @@ Catalog::Catalog(ByteView bytes) {
 
 CatalogFile Catalog::file(std::size_t number) const {
   MessageReader message(file_records_.subspan(static_cast<std::size_t>(records_[number])));
-  CatalogFile file;
-  file.info.name = message.text();
-  file.info.size = message.count();
-  file.info.version = message.text();
-  if (message.count() == 1) file.digests = read_digests(message);
-  return file;
+  return read_file(message);
 }
 
 void Catalog::for_each(const std::function<void(const Entry& entry)>& visit) const {
@@ -357,8 +364,6 @@ void Catalog::for_each(const std::function<void(const Entry& entry)>& visit) con
         break;
       case EntryKind::item:
         entry.item = read_place(message);
-        break;
-      case EntryKind::untold:
         break;
     }
     visit(entry);

@@ -46,10 +46,12 @@ struct CatalogFile {
   std::optional<FileDigests> digests = {};
 };
 
+void write_file(MessageWriter& message, const CatalogFile& file);
+[[nodiscard]] CatalogFile read_file(MessageReader& message);
+
 // What is true of the checkpoint as a whole.
 struct CatalogHead {
-  CheckpointKind kind = CheckpointKind::dcp;  // what the catalog was made of
-  std::string version;                        // of PyTorch's planner
+  std::string version;  // of PyTorch's planner
   std::string save_id;
   std::vector<std::string> warnings;
   std::string types;                 // of the tree, as the side file has them
@@ -75,8 +77,8 @@ class CatalogWriter {
   void add_chunk(Numbers offsets, Numbers sizes, const ItemRange& place);
   // A value that holds no tensor, as a pickle.
   void add_value(const dcp::EntryHead& head, ByteView pickle);
-  // A value that has to be read from its item; without one nobody but the writer has it.
-  void add_item(const dcp::EntryHead& head, const std::optional<ItemRange>& place);
+  // A value that has to be read from its item.
+  void add_item(const dcp::EntryHead& head, const ItemRange& place);
   // `files`: by their numbers.
   [[nodiscard]] Bytes finish(const CatalogHead& head, const std::vector<CatalogFile>& files);
 
@@ -131,7 +133,7 @@ class Catalog {
     dcp::EntryHead head;
     std::size_t chunks = 0;         // for chunks_at(); of tensors
     std::optional<ByteView> value;  // a pickle; of values, unless they are in their item
-    std::optional<ItemRange> item;  // where such a value is, if others can read it
+    std::optional<ItemRange> item;  // where such a value is
   };
   [[nodiscard]] const CatalogHead& head() const noexcept { return head_; }
   [[nodiscard]] std::size_t files() const noexcept { return files_; }

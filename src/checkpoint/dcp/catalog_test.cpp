@@ -79,12 +79,11 @@ TEST(Catalog, EntriesComeInTheirOrder) {
   writer.add_item(value, ItemRange{1, 2, 3, Encoding::torch_item_zstd});
   writer.add_tensor(tensor_head("scalar", {}));
   writer.add_chunk({}, {}, {4, 5, 6, Encoding::torch_item});
-  writer.add_item(value, std::nullopt);
   const Bytes bytes = writer.finish({}, {});
   const Catalog catalog(bytes);
   std::vector<Catalog::Entry> entries;
   catalog.for_each([&](const Catalog::Entry& entry) { entries.push_back(entry); });
-  ASSERT_EQ(entries.size(), 5U);
+  ASSERT_EQ(entries.size(), 4U);
   EXPECT_EQ(catalog.chunks_at(entries[0].chunks).size(), 0U);
   EXPECT_EQ(entries[0].head.shape, (Shape{0, 4}));
   EXPECT_EQ(entries[0].head.path, tensor_head("empty", {}).path);
@@ -97,8 +96,6 @@ TEST(Catalog, EntriesComeInTheirOrder) {
   expect_same(entries[2].item.value(), {1, 2, 3, Encoding::torch_item_zstd});
   expect_same(catalog.chunks_at(entries[3].chunks).place(0), {4, 5, 6, Encoding::torch_item});
   EXPECT_TRUE(catalog.chunks_at(entries[3].chunks).meets(0, whole({})));
-  EXPECT_FALSE(entries[4].value);
-  EXPECT_FALSE(entries[4].item);
 }
 
 TEST(Catalog, ChunksMeetBoxesThatShareAnElement) {

@@ -15,8 +15,8 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/load/catalog_of.h"
 #include "checkpoint/load/own_files.h"
-#include "checkpoint/load/recorded_store.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "checkpoint/read/side_file.h"
@@ -25,6 +25,7 @@
 #include "storage/forwarding_store.h"
 #include "tessera/error.h"
 #include "tessera/restore.h"
+#include "value/inner_tensors.h"
 
 namespace tessera {
 namespace {
@@ -184,25 +185,13 @@ namespace {
 
 constexpr const char* kOperation = "opening a checkpoint";
 
-// What rank 0 has for the others; it says so in front of that.
-enum class Opening : std::uint8_t {
-  catalog,
-  record,  // of a store: from that every rank opens the checkpoint for itself
-  told,    // a catalog without chunks
-};
+// Whose catalog rank 0 has for the others; it says so in front of that.
+enum class Opening : std::uint8_t { dcp, other };
 
 Checkpoint opened_at(const Place& place) {
   Checkpoint checkpoint = open_checkpoint(place, {});
   index_names(checkpoint);
   return checkpoint;
-}
-
-// Opens what is no DCP directory, and notes what it took to open it.
-Bytes record_of(Place place, Checkpoint& opened) {
-  const auto recorder = recording_store(place.store);
-  place.store = recorder;
-  opened = opened_at(place);
-  return recorder->finish();
 }
 
 // Where rank 0 has opened a checkpoint, another rank waits until it sees that place.
@@ -222,51 +211,30 @@ Place place_on(int rank, const Location& where, const std::stop_token& stop) {
       .at_path(to_string(where));
 }
 
-// The same checkpoint on another rank.
-Checkpoint replayed(Location where, Place place, const Replay& replay) {
-  if (where.store) {
-    where.store = replaying_store(where.store, replay);
-    return opened_at(place_of(where));
-  }
-  place.store = replaying_store(std::move(place.store), replay);
-  return opened_at(place);
-}
-
-struct Opener {
-  const Location& where;
-  const std::stop_token& stop;
-  int rank = 0;
-};
-
-void emplace_recorded(std::optional<LoadSource>& source, const Opener& opener, HostCopy told,
-                      std::unique_ptr<Checkpoint> own) {
-  MessageReader message(told.bytes());
-  (void)message.number<Opening>();
-  const auto mark = message.number<std::uint64_t>();
-  // What is in a store, the record tells.
-  const Place place = opener.where.store ? Place{opener.where.store}
-                                         : place_on(opener.rank, opener.where, opener.stop);
-  const auto is_replaced = [store = place.store, mark] {
-    return mark != 0 && holds_other_save(*store, mark);
-  };
-  if (opener.rank > 0)
-    *own = replayed(opener.where, place, {message.rest(), opener.stop, is_replaced});
-  source.emplace(std::move(told), std::move(own));
-  if (opener.rank == 0) say_warnings(source->stored());
-  if (mark != 0) source->watch(place.store, mark);
-}
-
-void emplace_catalog(std::optional<LoadSource>& source, const Opener& opener, HostCopy told) {
-  std::shared_ptr<Store> store = place_on(opener.rank, opener.where, opener.stop).store;
-  if (opener.rank > 0) {
+LoadSource by_dcp_catalog(HostCopy told, std::shared_ptr<Store> store, int rank,
+                          const std::stop_token& stop) {
+  if (rank > 0) {
     const auto is_replaced = [store, head = Catalog(told.bytes().subspan(sizeof(Opening))).head()] {
       const std::string& metadata = head.metadata.front().name;
       return store->exists(metadata) && !is_metadata_of(head, *store->open(metadata));
     };
-    store = patient_store(store, opener.stop, is_replaced);
+    store = patient_store(store, stop, is_replaced);
   }
-  source.emplace(std::move(told), std::move(store));
-  if (opener.rank == 0) say_warnings(source->stored());
+  return {std::move(told), std::move(store)};
+}
+
+// `own`: what rank 0 has opened.
+LoadSource by_catalog(MessageReader told, Place place, std::unique_ptr<Checkpoint> own,
+                      const std::stop_token& stop) {
+  const auto mark = told.number<std::uint64_t>();
+  const std::shared_ptr<Store> store = place.store;
+  if (!own) {
+    const auto is_replaced = [store, mark] { return mark != 0 && holds_other_save(*store, mark); };
+    place.store = patient_store(store, stop, is_replaced);
+  }
+  LoadSource source(own ? std::move(*own) : opened_by(told.rest(), place), LoadReaders::all);
+  source.watch(store, mark);
+  return source;
 }
 
 }  // namespace
@@ -277,25 +245,11 @@ LoadSource::LoadSource(HostCopy catalog, std::shared_ptr<Store> store)
                                          std::move(store), false)),
       wanted_(parts_->checkpoint().leaves.size(), Wanted::nothing) {}
 
-LoadSource::LoadSource(HostCopy record, std::unique_ptr<Checkpoint> own)
-    : catalog_(std::move(record)), own_(std::move(own)), whole_(own_.get()) {}
-
-LoadSource::LoadSource(std::unique_ptr<Checkpoint> own)
-    : own_(std::move(own)), whole_(own_.get()), is_own_(true) {}
-
-LoadSource::LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own)
-    : LoadSource(std::move(catalog), memory_store(path)) {
-  own_ = std::move(own);
-  is_told_ = true;
-}
-
-LoadSource::LoadSource(HostCopy catalog, std::shared_ptr<Store> store,
-                       std::unique_ptr<Checkpoint> own)
-    : LoadSource(std::move(catalog), std::move(store)) {
-  own_ = std::move(own);
-  is_told_ = true;
-  is_told_by_all_ = true;
-}
+LoadSource::LoadSource(Checkpoint contents, LoadReaders readers, std::unique_ptr<Checkpoint> from)
+    : readers_(readers),
+      owned_(std::make_unique<Checkpoint>(std::move(contents))),
+      whole_(owned_.get()),
+      from_(std::move(from)) {}
 
 void LoadSource::arrange(Checkpoint shown) {
   std::unordered_map<const void*, std::size_t> stored_at;  // by node
@@ -329,7 +283,7 @@ std::vector<bool> LoadSource::stored_leaves(const std::vector<bool>& shown) cons
 }
 
 void LoadSource::want(std::size_t shown, const Tensor& pieces) {
-  if (is_told_ || !parts_) return;
+  if (!parts_) return;
   const std::size_t leaf = stored_leaf(shown).value();
   if (wanted_[leaf] == Wanted::all) return;
   if (wanted_[leaf] == Wanted::pieces) return want(shown);
@@ -343,17 +297,18 @@ void LoadSource::want(std::size_t shown, const Tensor& pieces) {
 void LoadSource::want(std::size_t shown) {
   const std::optional<std::size_t> leaf = stored_leaf(shown);
   if (!leaf) return;
-  if (is_told_) return want_told(*leaf);
+  if (is_told()) return want_told(*leaf);
   if (!parts_ || wanted_[*leaf] == Wanted::all) return;
   wanted_[*leaf] = Wanted::all;
   parts_->give_pieces(*leaf);
 }
 
 void LoadSource::want_told(std::size_t leaf) {
-  if (parts_->is_untold(leaf))
+  Value& value = owned_->leaves[leaf].value;
+  if (!value.is(Value::Kind::tensor)) {
+    if (inner_tensors(value).empty()) return;
     throw Error(ErrorCode::unsupported, "a value that holds tensors, which one rank cannot tell");
-  Value& value = parts_->checkpoint().leaves[leaf].value;
-  if (!value.is(Value::Kind::tensor)) return;
+  }
   // Nobody reads it: it says that the tensor's elements are known.
   Tensor& tensor = value.as_tensor();
   auto storage = std::make_shared<Storage>();
@@ -374,29 +329,24 @@ void LoadSource::require_same_save() const {
 }
 
 void LoadSource::require_files(int threads) const {
-  if (parts_ && !is_told_) parts_->require_files(threads);
+  if (parts_) parts_->require_files(threads);
 }
 
 LoadSource open_for_load(const Location& where, const LoadOptions& options, Group& group) {
-  auto own = std::make_unique<Checkpoint>();  // unless it is opened by a catalog
+  const bool is_told = options.reader == LoadReader::rank_zero;
+  std::unique_ptr<Checkpoint> own;  // rank 0's, unless it is opened by a catalog
   const auto begin = [&] {
     require_going_on(options.stop);
     require_threads(options.threads);
   };
   const auto open = [&] {
-    MessageWriter message;
     const Place place = place_of(where);
-    if (options.reader == LoadReader::rank_zero) {
-      *own = opened_at(place);
-      message.number(Opening::told).rest(catalog_of(*own));
-    } else if (is_dcp_directory(place)) {
-      message.number(Opening::catalog).rest(read_catalog(place.store));
-    } else {
-      message.number(Opening::record)
-          .number<std::uint64_t>(place.object ? 0 : save_mark_of(*place.store));
-      message.rest(record_of(place, *own));
-    }
-    return message.take();
+    if (!is_told && is_dcp_directory(place))
+      return MessageWriter().number(Opening::dcp).rest(read_catalog(place.store)).take();
+    const std::uint64_t mark = is_told || place.object ? 0 : save_mark_of(*place.store);
+    own = std::make_unique<Checkpoint>(opened_at(place));
+    const Bytes catalog = is_told || group.size() > 1 ? catalog_of(*own, !is_told) : Bytes();
+    return MessageWriter().number(Opening::other).number(mark).rest(catalog).take();
   };
   HostCopy told;
   try {
@@ -405,20 +355,21 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
     rethrow_with_disks(error, where, group);
   }
   std::optional<LoadSource> source;
-  const Opener opener{where, options.stop, group.rank()};
   agree(group, kOperation, [&] {
-    switch (MessageReader(told.bytes()).number<Opening>()) {
-      case Opening::catalog:
-        emplace_catalog(source, opener, std::move(told));
-        break;
-      case Opening::record:
-        emplace_recorded(source, opener, std::move(told), std::move(own));
-        break;
-      case Opening::told:
-        if (group.rank() > 0) own.reset();
-        source.emplace(std::move(told), to_string(where), std::move(own));
-        break;
+    MessageReader message(told.bytes());
+    const bool is_dcp = message.number<Opening>() == Opening::dcp;
+    if (is_told) {
+      (void)message.number<std::uint64_t>();
+      source.emplace(opened_by(message.rest(), {.store = nullptr, .path = to_string(where)}),
+                     LoadReaders::first, std::move(own));
+    } else {
+      // What is in a store, the catalog tells.
+      Place place =
+          where.store && !is_dcp ? Place{where.store} : place_on(group.rank(), where, options.stop);
+      source = is_dcp ? by_dcp_catalog(std::move(told), place.store, group.rank(), options.stop)
+                      : by_catalog(message, std::move(place), std::move(own), options.stop);
     }
+    if (group.rank() == 0) say_warnings(source->stored());
   });
   return std::move(*source);
 }
@@ -453,11 +404,10 @@ LoadSource open_own_or_all(const Location& where, const Value& model, const Load
   std::optional<LoadSource> source;
   agree(group, kOperation, [&] {
     auto contents = std::make_unique<Checkpoint>(contents_of(own->checkpoint));
-    if (all == Holding::pieces) return void(source.emplace(std::move(contents)));
+    if (all == Holding::pieces) return void(source.emplace(*contents, LoadReaders::own));
     index_names(*contents);
-    Bytes catalog = MessageWriter().number(Opening::told).rest(catalog_of(*contents)).take();
-    const auto store = contents->store;
-    source.emplace(HostCopy(std::move(catalog)), store, std::move(contents));
+    Checkpoint common = opened_by(catalog_of(*contents, false), {contents->store});
+    source.emplace(std::move(common), LoadReaders::each_own, std::move(contents));
   });
   return std::move(*source);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -32,34 +33,27 @@ namespace tessera {
 // who has which, and what can be done. Collective.
 [[noreturn]] void rethrow_with_disks(const Error& error, const Location& where, Group& group);
 
-// The checkpoint that a load takes from.
+// Who reads what a load takes.
+enum class LoadReaders : std::uint8_t {
+  all,       // each rank what it wants
+  own,       // each rank what it wants, of which its own files have all (own_files.h)
+  first,     // rank 0, which tells the others (checkpoint-rows P-19)
+  each_own,  // each rank its own files, which hold other pieces than it wants: it tells the others
+};
 
-// It is one of five:
-//   - every rank has opened it, if not before, then from what rank 0 found: its tensors have their
-//     pieces;
-//   - rank 0 has opened it for all, and each rank gives the tensors that it wants the pieces that
-//     it needs;
-//   - every rank has opened its own files of it, and has no pieces of others (own_files.h);
-//   - rank 0 alone reads it and tells the others (checkpoint-rows P-19): no tensor has pieces;
-//   - every rank has opened its own files of it, which hold other pieces than it wants: it tells
-//     the others.
+// The checkpoint that a load takes from. Of a DCP directory each rank gives the tensors that it
+// wants the pieces that it needs; of another kind it has all of them, unless it is told.
 class LoadSource {
  public:
   // `checkpoint` must outlive it.
   explicit LoadSource(const Checkpoint& checkpoint) : whole_(&checkpoint) {}
-  // `record`: what `own` was opened from, or nothing of use.
-  LoadSource(HostCopy record, std::unique_ptr<Checkpoint> own);
   LoadSource(HostCopy catalog, std::shared_ptr<Store> store);
-  // `own`: of this rank's own files.
-  explicit LoadSource(std::unique_ptr<Checkpoint> own);
-  // `own`: what rank 0 reads; null elsewhere.
-  LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own);
-  // `own`: what each rank reads; `catalog` is of that.
-  LoadSource(HostCopy catalog, std::shared_ptr<Store> store, std::unique_ptr<Checkpoint> own);
+  // `from`: what this rank reads for others; `contents` are the same leaves then, without pieces.
+  LoadSource(Checkpoint contents, LoadReaders readers, std::unique_ptr<Checkpoint> from = nullptr);
 
   // With the leaves of arrange(), if that was called.
   [[nodiscard]] const Checkpoint& checkpoint() const { return shown_ ? *shown_ : stored(); }
-  [[nodiscard]] const Checkpoint& stored() const { return whole_ ? *whole_ : parts_->checkpoint(); }
+  [[nodiscard]] const Checkpoint& stored() const { return parts_ ? parts_->checkpoint() : *whole_; }
 
   // Shows this in place of what is stored. Its tensors are nodes of stored leaves.
   void arrange(Checkpoint shown);
@@ -67,11 +61,11 @@ class LoadSource {
   [[nodiscard]] std::vector<bool> stored_leaves(const std::vector<bool>& shown) const;
 
   // Whether this rank's own files are all that it sees. Other ranks' leaves may differ.
-  [[nodiscard]] bool is_own() const noexcept { return is_own_; }
+  [[nodiscard]] bool is_own() const noexcept { return readers_ == LoadReaders::own; }
   // Whether ranks are told what they want; `from` is what this rank reads, and null if it does not.
-  [[nodiscard]] bool is_told() const noexcept { return is_told_; }
-  [[nodiscard]] bool is_told_by_all() const noexcept { return is_told_by_all_; }
-  [[nodiscard]] const Checkpoint* from() const noexcept { return own_.get(); }
+  [[nodiscard]] bool is_told() const noexcept { return readers_ >= LoadReaders::first; }
+  [[nodiscard]] bool is_told_by_all() const noexcept { return readers_ == LoadReaders::each_own; }
+  [[nodiscard]] const Checkpoint* from() const noexcept { return from_.get(); }
 
   // The leaf's tensor is wanted in these pieces, or all of the leaf. Any number of times. Throws
   // `unsupported` for a value that cannot be told.
@@ -90,22 +84,21 @@ class LoadSource {
   // The stored leaf that a leaf of checkpoint() is; none: a value that arrange() brought.
   [[nodiscard]] std::optional<std::size_t> stored_leaf(std::size_t leaf) const;
 
-  HostCopy catalog_;
-  std::unique_ptr<Checkpoint> own_;
+  LoadReaders readers_ = LoadReaders::all;
+  HostCopy catalog_;                   // of parts_
+  std::unique_ptr<OpenedDcp> parts_;   // null: `whole_` is there
+  std::vector<Wanted> wanted_;         // by leaf of parts_
+  std::unique_ptr<Checkpoint> owned_;  // null: `whole_` is somebody else's
   const Checkpoint* whole_ = nullptr;
-  std::unique_ptr<OpenedDcp> parts_;                // null: `whole_` is there
-  std::vector<Wanted> wanted_;                      // by stored leaf
+  std::unique_ptr<const Checkpoint> from_;
   std::unique_ptr<const Checkpoint> shown_;         // null: what is stored
   std::vector<std::optional<std::size_t>> origin_;  // by leaf of shown_
   std::shared_ptr<const Store> watched_;            // null: nothing tells
   std::uint64_t mark_ = 0;                          // of the save (read/side_file.h)
-  bool is_told_ = false;
-  bool is_told_by_all_ = false;
-  bool is_own_ = false;
 };
 
-// Opens the checkpoint of a load. Rank 0 alone asks the store; from what it found the other ranks
-// open it, too. Collective.
+// Opens the checkpoint of a load. Rank 0 alone asks the store; the other ranks get a catalog of
+// what it found. Collective.
 [[nodiscard]] LoadSource open_for_load(const Location& where, const LoadOptions& options,
                                        Group& group);
 // The same for ranks that will load `model`: of their own files, where each has all that it needs,

@@ -13,7 +13,6 @@
 #include "format/torch/rebuild.h"
 #include "layout/boxes.h"
 #include "tessera/error.h"
-#include "value/inner_tensors.h"
 
 namespace tessera {
 namespace {
@@ -55,7 +54,6 @@ OpenedDcp::OpenedDcp(ByteView catalog, std::shared_ptr<Store> store, bool listed
       listed_here_(listed_here),
       sources_(catalog_.files()) {
   const CatalogHead& head = catalog_.head();
-  checkpoint_.kind = head.kind;
   checkpoint_.path = store_->name();
   checkpoint_.producer = producer_of(head.version);
   checkpoint_.save_id = head.save_id;
@@ -92,10 +90,8 @@ Leaf OpenedDcp::leaf_of(const Catalog::Entry& entry) {
     leaf.value = Value(tensor_of(entry.head));
   } else if (entry.value) {
     leaf.value = pickle::read(*entry.value).value;
-  } else if (entry.item) {
-    leaf.value = read_value(source(entry.item->file), *entry.item);
   } else {
-    untold_.insert(leaf.name);
+    leaf.value = read_value(source(entry.item->file), *entry.item);
   }
   return leaf;
 }
@@ -176,34 +172,6 @@ void OpenedDcp::require_files(int threads) const {
   const std::size_t opened = std::min(used.size(), OpenFiles::kCapacity);
   parallel_for(threads, opened, [&](std::size_t i) { require_there(*used[i]); });
   if (!is_known) require_same_metadata();
-}
-
-Bytes catalog_of(const Checkpoint& checkpoint) {
-  CatalogWriter catalog;
-  for (const Leaf& leaf : checkpoint.leaves) {
-    if (checkpoint.has_types && is_empty_dict(leaf)) continue;  // the types have it
-    dcp::EntryHead head;
-    head.name = leaf.name;
-    if (!leaf.path.empty()) head.path = leaf.path;
-    if (leaf.value.is(Value::Kind::tensor)) {
-      const Tensor& tensor = leaf.value.as_tensor();
-      head.is_tensor = true;
-      head.dtype = tensor.dtype;
-      head.shape = tensor.shape;
-      head.requires_grad = tensor.requires_grad;
-      catalog.add_tensor(head);
-    } else if (inner_tensors(leaf.value).empty()) {
-      catalog.add_value(head, pickle::write(leaf.value));
-    } else {
-      catalog.add_item(head, std::nullopt);
-    }
-  }
-  CatalogHead head;
-  head.kind = checkpoint.kind;
-  head.save_id = checkpoint.save_id;
-  head.warnings = checkpoint.warnings;
-  if (checkpoint.has_types) head.types = encode_types(checkpoint.leaves);
-  return catalog.finish(head, {});
 }
 
 bool is_dcp_directory(const Place& place) {

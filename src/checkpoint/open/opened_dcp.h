@@ -1,9 +1,8 @@
-// A checkpoint that is opened by its catalog, whoever made that.
+// A DCP checkpoint that is opened by its catalog, whoever made that.
 #pragma once
 
 #include <cstddef>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -37,11 +36,6 @@ class OpenedDcp {
   // Files without digests and with names that other saves use, too, are known by their `.metadata`.
   void require_files(int threads) const;
 
-  // Whether the catalog lacks this leaf's value: catalog_of() has none that holds tensors.
-  [[nodiscard]] bool is_untold(std::size_t leaf) const {
-    return untold_.contains(checkpoint_.leaves[leaf].name);
-  }
-
  private:
   Leaf leaf_of(const Catalog::Entry& entry);
   void find_chunks(const std::vector<std::pair<std::string, std::size_t>>& tensors);
@@ -57,11 +51,6 @@ class OpenedDcp {
   std::vector<std::shared_ptr<LazySource>> sources_;  // by file; null: nobody asked for it
   Checkpoint checkpoint_;
   std::vector<std::size_t> chunks_;  // by leaf, for chunks_at(); 0: no tensor
-  std::set<std::string> untold_;     // names
 };
-
-// A catalog of what `checkpoint`, of any kind, consists of: names, types and values, but not where
-// its tensors' bytes are.
-[[nodiscard]] Bytes catalog_of(const Checkpoint& checkpoint);
 
 }  // namespace tessera

@@ -22,6 +22,7 @@ class GuardedStore final : public ForwardingStore {
     if (found == digests_->end() || source->checked()) return source;
     return guarded_source(std::move(source), found->second);
   }
+  [[nodiscard]] const DigestsByName& digests() const { return *digests_; }
 
  private:
   std::shared_ptr<const DigestsByName> digests_;
@@ -59,6 +60,13 @@ std::shared_ptr<ByteSource> guarded_source(std::shared_ptr<ByteSource> source,
 std::shared_ptr<Store> guarded_store(std::shared_ptr<Store> store,
                                      std::shared_ptr<const DigestsByName> digests) {
   return std::make_shared<GuardedStore>(std::move(store), std::move(digests));
+}
+
+const FileDigests* digests_of(const Store& store, const std::string& name) {
+  const auto* guarded = dynamic_cast<const GuardedStore*>(&store);
+  if (guarded == nullptr) return nullptr;
+  const auto found = guarded->digests().find(name);
+  return found == guarded->digests().end() ? nullptr : &found->second;
 }
 
 void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store) {

@@ -20,6 +20,8 @@ namespace tessera {
 // recorded is refused at its first read.
 [[nodiscard]] std::shared_ptr<Store> guarded_store(std::shared_ptr<Store> store,
                                                    std::shared_ptr<const DigestsByName> digests);
+// The digests by which such a store checks this file; null where it does not.
+[[nodiscard]] const FileDigests* digests_of(const Store& store, const std::string& name);
 // Throws `incomplete` for a file of `digests` that is missing in `objects`, those of `store`, or
 // shorter than recorded, and `corrupt` for one that is longer.
 void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store);

@@ -1,0 +1,309 @@
+// A catalog is the checkpoint's head, the files that pieces lie in, a record of each leaf, and one
+// pickle with the values of all leaves and of the dicts around them. In that a tensor stands by a
+// persistent id, which tells its number, its attributes, and a record of the rest.
+#include "checkpoint/load/catalog_of.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "checkpoint/dcp/catalog.h"
+#include "checkpoint/read/guard.h"
+#include "comm/message.h"
+#include "format/pickle/pickle.h"
+#include "io/checked_source.h"
+#include "io/source.h"
+#include "storage/lazy_source.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kMostLoose = 256 << 20;  // bytes of a source that is no file
+constexpr std::uint32_t kMaxDepth = 2000;        // of trees that their own readers have bounded
+
+Value list_of(const std::optional<Value>& value) {
+  return value ? Value::list({*value}) : Value::list();
+}
+
+std::optional<Value> only_of(const Value& list) {
+  return list.size() == 0 ? std::nullopt : std::optional(list.at(0));
+}
+
+void write_slice(MessageWriter& message, const Slice& slice) {
+  const auto* box = std::get_if<Box>(&slice);
+  message.count(box != nullptr ? 1 : 0);
+  if (box != nullptr) {
+    write_shape(message, box->offsets);
+    write_shape(message, box->sizes);
+  } else {
+    const auto& range = std::get<FlatRange>(slice);
+    write_shape(message, {range.begin, range.end});
+  }
+}
+
+Slice read_slice(MessageReader& message) {
+  const bool is_box = message.count() == 1;
+  Shape first = read_shape(message);
+  if (is_box) return Box{std::move(first), read_shape(message)};
+  return FlatRange{first.at(0), first.at(1)};
+}
+
+class CheckpointWriter {
+ public:
+  CheckpointWriter(const Checkpoint& checkpoint, bool places)
+      : checkpoint_(checkpoint), places_(places) {}
+
+  Bytes write() {
+    MessageWriter leaves;
+    Value values = Value::list();
+    for (const Leaf& leaf : checkpoint_.leaves) {
+      add(leaf, leaves);
+      values.items().push_back(leaf.value);
+    }
+    pickle::WriteOptions options;
+    options.protocol = 4;
+    options.persistent_id = [this](const Value& value, Value& id) {
+      if (!value.is(Value::Kind::tensor)) return false;
+      id = id_of(value);
+      return true;
+    };
+    const Bytes pickle = pickle::write(Value::list({values, containers_}), options);
+    MessageWriter message;
+    write_head(message);
+    message.count(files_.size()).rest(file_records_.take());
+    message.count(values.size()).rest(leaves.take()).rest(pickle);
+    return message.take();
+  }
+
+ private:
+  void write_head(MessageWriter& message) const {
+    const Checkpoint& from = checkpoint_;
+    const bool below = from.store && from.path.starts_with(from.store->name());
+    message.number(from.kind).text(below ? from.path.substr(from.store->name().size()) : "");
+    message.text(from.save_id).number(static_cast<std::int32_t>(from.world_size));
+    message.count(from.warnings.size());
+    for (const std::string& warning : from.warnings) message.text(warning);
+    message.count(from.has_types ? 1 : 0).count(places_ ? 1 : 0);
+  }
+
+  void add(const Leaf& leaf, MessageWriter& message) {
+    message.text(leaf.name);
+    write_path(message, leaf.path);
+    message.count(leaf.containers ? leaf.containers->size() : 0);
+    if (!leaf.containers) return;
+    for (const auto& container : *leaf.containers) message.count(number_of(container.get()));
+  }
+
+  // From 1 up; 0: a plain dict.
+  std::uint64_t number_of(const Container* container) {
+    if (container == nullptr) return 0;
+    const auto [at, fresh] = numbers_.try_emplace(container, numbers_.size() + 1);
+    if (fresh) {
+      containers_.items().push_back(
+          Value::tuple({static_cast<int>(container->kind), list_of(container->state),
+                        list_of(container->default_factory)}));
+    }
+    return at->second;
+  }
+
+  Value id_of(const Value& node) {
+    const Tensor& tensor = node.as_tensor();
+    MessageWriter record;
+    record.number(tensor.dtype);
+    for (const bool flag :
+         {tensor.requires_grad, tensor.parameter, tensor.sharded, tensor.bare_storage})
+      record.count(flag ? 1 : 0);
+    write_shape(record, tensor.shape);
+    record.count(places_ ? tensor.pieces.size() : 0);
+    if (places_) {
+      for (const Piece& piece : tensor.pieces) add(piece, record);
+    }
+    const auto number = tensors_.try_emplace(node.identity(), tensors_.size()).first->second;
+    const auto attributes = tensor.attributes ? std::optional(*tensor.attributes) : std::nullopt;
+    return Value::tuple({number, list_of(attributes), Value::bytes(record.take())});
+  }
+
+  void add(const Piece& piece, MessageWriter& message) {
+    const Storage& storage = *piece.storage;
+    write_slice(message, piece.slice);
+    message.count(static_cast<std::uint64_t>(piece.storage_offset));
+    write_shape(message, piece.strides);
+    message.number(static_cast<std::int32_t>(piece.rank));
+    message.count(piece.conj ? 1 : 0).count(piece.neg ? 1 : 0);
+    const auto [source, offset] = part_of(*storage.source);
+    message.count(number_of(source)).count(offset + storage.offset).count(storage.size);
+    message.number(storage.encoding).number(storage.dtype).count(storage.crc32 ? 1 : 0);
+    if (storage.crc32) message.number(*storage.crc32);
+  }
+
+  // From 0 up. What is no file of the checkpoint has a record with its bytes.
+  std::uint64_t number_of(const ByteSource& source) {
+    const auto [at, fresh] = files_.try_emplace(&source, files_.size());
+    if (!fresh) return at->second;
+    const auto* checked = dynamic_cast<const CheckedSource*>(&source);
+    const auto* file = dynamic_cast<const LazySource*>(checked ? &checked->inner() : &source);
+    const std::string directory = checkpoint_.store->name() + "/";
+    if (file == nullptr || !file->name().starts_with(directory)) {
+      write_file(file_records_, {});
+      file_records_.text(source.name()).block(read_all(source, kMostLoose));
+      return at->second;
+    }
+    CatalogFile found{{file->name().substr(directory.size()), file->size()}};
+    if (checked != nullptr) {
+      found.digests = FileDigests{file->size(), checked->digests(), checked->origin()};
+    } else if (const FileDigests* digests = digests_of(*file, found.info.name)) {
+      found.digests = *digests;
+    }
+    write_file(file_records_, found);
+    return at->second;
+  }
+
+  // A part of the checkpoint may be opened as a directory of its own.
+  [[nodiscard]] const FileDigests* digests_of(const LazySource& file,
+                                              const std::string& name) const {
+    const FileDigests* digests = tessera::digests_of(file.store(), file.object().name);
+    return digests != nullptr ? digests : tessera::digests_of(*checkpoint_.store, name);
+  }
+
+  const Checkpoint& checkpoint_;
+  const bool places_;
+  std::map<const ByteSource*, std::uint64_t> files_;  // their numbers
+  MessageWriter file_records_;
+  std::map<const Container*, std::uint64_t> numbers_;
+  Value containers_ = Value::list();
+  std::map<const void*, std::uint64_t> tensors_;  // by node
+};
+
+class CheckpointReader {
+ public:
+  CheckpointReader(ByteView catalog, const Place& at) : message_(catalog), at_(at) {}
+
+  Checkpoint read() {
+    Checkpoint made = read_head();
+    read_files();
+    std::vector<std::vector<std::uint64_t>> around(message_.count());
+    made.leaves.resize(around.size());
+    for (std::size_t i = 0; i < around.size(); ++i) {
+      made.leaves[i].name = message_.text();
+      made.leaves[i].path = read_path(message_);
+      around[i].resize(message_.count());
+      for (std::uint64_t& number : around[i]) number = message_.count();
+    }
+    pickle::ReadOptions options;
+    options.max_depth = kMaxDepth;
+    options.persistent_load = [this](const Value& id) { return tensor_of(id); };
+    const Value all = pickle::read(message_.rest(), options).value;
+    std::vector<std::shared_ptr<const Container>> containers = {nullptr};
+    for (const Value& container : all.at(1).items()) containers.push_back(container_of(container));
+    for (std::size_t i = 0; i < around.size(); ++i) {
+      made.leaves[i].value = all.at(0).items()[i];
+      if (around[i].empty()) continue;
+      Containers found;
+      for (const std::uint64_t number : around[i]) found.push_back(containers.at(number));
+      made.leaves[i].containers = std::make_shared<const Containers>(std::move(found));
+    }
+    index_names(made);
+    return made;
+  }
+
+ private:
+  Checkpoint read_head() {
+    Checkpoint made;
+    made.kind = message_.number<CheckpointKind>();
+    const std::string below = message_.text();
+    made.path = at_.path.empty() ? at_.store->name() + below : at_.path;
+    made.save_id = message_.text();
+    made.world_size = message_.number<std::int32_t>();
+    made.warnings.resize(message_.count());
+    for (std::string& warning : made.warnings) warning = message_.text();
+    made.has_types = message_.count() == 1;
+    places_ = message_.count() == 1;
+    made.store = at_.store;
+    return made;
+  }
+
+  void read_files() {
+    const auto digests = std::make_shared<DigestsByName>();
+    const auto store = at_.store ? guarded_store(at_.store, digests) : nullptr;
+    const auto open = std::make_shared<OpenFiles>();
+    for (auto count = message_.count(); count > 0; --count) {
+      CatalogFile file = read_file(message_);
+      if (file.info.name.empty()) {
+        std::string name = message_.text();
+        const ByteView bytes = message_.block();
+        sources_.push_back(memory_source({bytes.begin(), bytes.end()}, std::move(name)));
+        continue;
+      }
+      if (file.digests) digests->emplace(file.info.name, *std::move(file.digests));
+      sources_.push_back(std::make_shared<LazySource>(store, std::move(file.info), open));
+    }
+  }
+
+  static std::shared_ptr<const Container> container_of(const Value& value) {
+    return std::make_shared<const Container>(Container{static_cast<DictKind>(value.at(0).as_int()),
+                                                       only_of(value.at(1)), only_of(value.at(2))});
+  }
+
+  Value tensor_of(const Value& id) {
+    Value& known = tensors_[id.at(0).as_int()];
+    if (known.is(Value::Kind::tensor)) return known;
+    MessageReader record(id.at(2).as_bytes());
+    Tensor tensor;
+    tensor.dtype = record.number<DType>();
+    for (bool* flag :
+         {&tensor.requires_grad, &tensor.parameter, &tensor.sharded, &tensor.bare_storage})
+      *flag = record.count() == 1;
+    tensor.shape = read_shape(record);
+    for (auto count = record.count(); count > 0; --count)
+      tensor.pieces.push_back(read_piece(record));
+    if (const auto attributes = only_of(id.at(1)))
+      tensor.attributes = std::make_shared<const Value>(*attributes);
+    Value made(std::move(tensor));
+    // What rank 0 tells, it tells leaf by leaf (tell.h).
+    if (places_) known = made;
+    return made;
+  }
+
+  Piece read_piece(MessageReader& message) const {
+    Piece piece;
+    piece.slice = read_slice(message);
+    piece.storage_offset = static_cast<std::int64_t>(message.count());
+    piece.strides = read_shape(message);
+    piece.rank = message.number<std::int32_t>();
+    piece.conj = message.count() == 1;
+    piece.neg = message.count() == 1;
+    auto storage = std::make_shared<Storage>();
+    storage->source = sources_.at(message.count());
+    storage->offset = message.count();
+    storage->size = message.count();
+    storage->encoding = message.number<Encoding>();
+    storage->dtype = message.number<DType>();
+    if (message.count() == 1) storage->crc32 = message.number<std::uint32_t>();
+    piece.storage = std::move(storage);
+    return piece;
+  }
+
+  MessageReader message_;
+  const Place& at_;
+  bool places_ = false;
+  std::vector<std::shared_ptr<const ByteSource>> sources_;  // by number
+  std::map<std::int64_t, Value> tensors_;                   // by number
+};
+
+}  // namespace
+
+Bytes catalog_of(const Checkpoint& checkpoint, bool places) {
+  return CheckpointWriter(checkpoint, places).write();
+}
+
+Checkpoint opened_by(ByteView catalog, const Place& at) {
+  return CheckpointReader(catalog, at).read();
+}
+
+}  // namespace tessera
