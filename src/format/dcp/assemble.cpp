@@ -14,13 +14,13 @@
 #include "value/render.h"
 
 namespace tessera::dcp {
+void corrupt(std::string what) {
+  throw Error(ErrorCode::corrupt, std::move(what));
+}
+
 namespace {
 
 constexpr std::size_t kMaxDims = 64;  // as in torch
-
-[[noreturn]] void corrupt(std::string what) {
-  throw Error(ErrorCode::corrupt, std::move(what));
-}
 
 // Whether one of the path's parts is "..", between separators of any system.
 bool has_parent_part(std::string_view path) {

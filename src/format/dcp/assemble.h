@@ -18,6 +18,8 @@
 
 namespace tessera::dcp {
 
+[[noreturn]] void corrupt(std::string what);
+
 inline constexpr const char* kMetadataModule = "torch.distributed.checkpoint.metadata";
 inline constexpr const char* kFilesystemModule = "torch.distributed.checkpoint.filesystem";
 // olmo_core has a _StorageInfo of its own, without transforms.

@@ -19,10 +19,6 @@ namespace {
 
 using Kind = Value::Kind;
 
-[[noreturn]] void corrupt(std::string what) {
-  throw Error(ErrorCode::corrupt, std::move(what));
-}
-
 // The class of the memory formats in newer and in older torch, by module and name.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kMemoryFormats = {{
     {kMetadataModule, "_MEM_FORMAT_ENCODING"},

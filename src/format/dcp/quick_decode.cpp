@@ -17,31 +17,29 @@ namespace tessera::dcp {
 
 namespace {
 
-using Kind = Lite::Kind;
-
 bool is_text(const Lite& value) {
-  return value.kind == Kind::text;
+  return value.kind == LiteKind::text;
 }
 
 bool is_size(const Lite& value) {
-  return value.kind == Kind::size;
+  return value.kind == LiteKind::size;
 }
 
 bool is_count(const Lite& value) {
-  return value.kind == Kind::integer && static_cast<std::int64_t>(value.number) >= 0;
+  return value.kind == LiteKind::integer && static_cast<std::int64_t>(value.number) >= 0;
 }
 
 // Classes without a value for an attribute leave it out, or say None.
 bool may_be_size(const Lite& value) {
-  return is_one_of(value.kind, Kind::none, Kind::size);
+  return is_one_of(value.kind, LiteKind::none, LiteKind::size);
 }
 
 bool may_be_integer(const Lite& value) {
-  return is_one_of(value.kind, Kind::none, Kind::integer);
+  return is_one_of(value.kind, LiteKind::none, LiteKind::integer);
 }
 
 bool may_be_items(const Lite& value) {
-  return is_one_of(value.kind, Kind::none, Kind::list, Kind::tuple);
+  return is_one_of(value.kind, LiteKind::none, LiteKind::list, LiteKind::tuple);
 }
 
 }  // namespace
@@ -57,7 +55,7 @@ bool QuickMachine::replace_by_record(const Lite& target, const Lite& state) {
 }
 
 bool QuickMachine::build_record(const Object& object, const Lite& state, Lite& record) {
-  if (state.kind != Kind::dict || object.arguments.count != 0) return false;
+  if (state.kind != LiteKind::dict || object.arguments.count != 0) return false;
   const Dict& dict = dicts[state.number];
   // A dict that is in the memo could still be changed.
   if (dict.wanted) return false;
@@ -95,7 +93,7 @@ bool QuickMachine::build_chunk(const Dict& dict, Lite& record) {
       {{Key::offsets, is_size, true}, {Key::sizes, is_size, true}}};
   std::array<Lite, 2> values;
   if (!read_fields(dict, kFields, values)) return false;
-  record = {.kind = Kind::chunk, .number = chunks.size()};
+  record = {.kind = LiteKind::chunk, .number = chunks.size()};
   chunks.push_back({.offsets = values[0], .sizes = values[1]});
   return true;
 }
@@ -106,7 +104,7 @@ bool QuickMachine::build_index(const Dict& dict, Lite& record) {
                                           {Key::index, may_be_integer, false}}};
   std::array<Lite, 3> values;
   if (!read_fields(dict, kFields, values)) return false;
-  record = {.kind = Kind::index, .number = indices.size()};
+  record = {.kind = LiteKind::index, .number = indices.size()};
   indices.push_back({.name = values[0], .offset = values[1], .hint = values[2]});
   return true;
 }
@@ -118,7 +116,7 @@ bool QuickMachine::build_info(const Dict& dict, Lite& record) {
                                           {Key::transforms, may_be_items, false}}};
   std::array<Lite, 4> values;
   if (!read_fields(dict, kFields, values)) return false;
-  record = {.kind = Kind::info, .number = infos.size()};
+  record = {.kind = LiteKind::info, .number = infos.size()};
   infos.push_back({.path = values[0],
                    .offset = values[1].number,
                    .length = values[2].number,
@@ -126,7 +124,7 @@ bool QuickMachine::build_info(const Dict& dict, Lite& record) {
   return true;
 }
 
-bool QuickMachine::all_are(std::size_t first, std::size_t step, Kind kind) const {
+bool QuickMachine::all_are(std::size_t first, std::size_t step, LiteKind kind) const {
   for (std::size_t i = first; i < stack_.size(); i += step) {
     if (stack_[i].kind != kind) return false;
   }
@@ -134,7 +132,7 @@ bool QuickMachine::all_are(std::size_t first, std::size_t step, Kind kind) const
 }
 
 bool QuickMachine::append_chunks(List& list, std::size_t first) {
-  if (!list.items.empty() || !all_are(first, 1, Kind::chunk)) return false;
+  if (!list.items.empty() || !all_are(first, 1, LiteKind::chunk)) return false;
   for (std::size_t i = first; i < stack_.size(); ++i) {
     const Chunk& chunk = chunks[stack_[i].number];
     list.chunks.push_back(numbers(chunk.offsets), numbers(chunk.sizes));
@@ -143,8 +141,9 @@ bool QuickMachine::append_chunks(List& list, std::size_t first) {
 }
 
 bool QuickMachine::hand_out(std::uint64_t dict, std::size_t first) {
-  return dicts[dict].pairs.empty() && all_are(first, 2, Kind::index) &&
-         all_are(first + 1, 2, Kind::info) && take_items(dict, std::span(stack_).subspan(first));
+  return dicts[dict].pairs.empty() && all_are(first, 2, LiteKind::index) &&
+         all_are(first + 1, 2, LiteKind::info) &&
+         take_items(dict, std::span(stack_).subspan(first));
 }
 
 // Gives back what records of one batch have used, which nobody but they and the memo refer to.
@@ -160,8 +159,6 @@ void QuickMachine::forget_batch(const pickle::Opcode& opcode) {
 
 namespace {
 
-using Kind = Lite::Kind;
-
 // Every function answers false for what is not laid out as expected.
 class QuickDecoder {
  public:
@@ -174,7 +171,7 @@ class QuickDecoder {
   std::optional<Metadata> run() {
     const std::optional<Lite> root = machine_.run();
     Lite state;
-    if (!root || !state_of(*root, Name::metadata, Kind::dict, state)) return std::nullopt;
+    if (!root || !state_of(*root, Name::metadata, LiteKind::dict, state)) return std::nullopt;
     if (!read_parts(state)) return std::nullopt;
     Metadata metadata = assembler_.finish();
     if (!read_origin(state, metadata) || !known_) return std::nullopt;
@@ -202,19 +199,23 @@ class QuickDecoder {
   }
 
   bool is_object(const Lite& value, Name name) const {
-    return value.kind == Kind::object && machine_.objects[value.number].name == name;
+    return value.kind == LiteKind::object && machine_.objects[value.number].name == name;
   }
 
   static bool is_name(const Lite& value, Name name) {
-    return value.kind == Kind::name && Name{static_cast<std::uint8_t>(value.count)} == name;
+    return value.kind == LiteKind::name && Name{static_cast<std::uint8_t>(value.count)} == name;
   }
 
   // Of values that may be absent.
-  static bool is(const Lite* value, Kind kind) { return value != nullptr && value->kind == kind; }
-  static bool is_none(const Lite* value) { return value == nullptr || value->kind == Kind::none; }
+  static bool is(const Lite* value, LiteKind kind) {
+    return value != nullptr && value->kind == kind;
+  }
+  static bool is_none(const Lite* value) {
+    return value == nullptr || value->kind == LiteKind::none;
+  }
 
   // The state of an instance: as a rule, the dict of its attributes.
-  bool state_of(const Lite& value, Name name, Kind kind, Lite& state) const {
+  bool state_of(const Lite& value, Name name, LiteKind kind, Lite& state) const {
     if (!is_object(value, name)) return false;
     const auto& object = machine_.objects[value.number];
     state = object.state;
@@ -223,7 +224,7 @@ class QuickDecoder {
 
   // Whether a dict's key is a text that none of the `names` before it is.
   bool is_new_name(const Lite& key, std::unordered_set<std::string_view>& names) const {
-    return key.kind == Kind::text && names.insert(machine_.text(key)).second;
+    return key.kind == LiteKind::text && names.insert(machine_.text(key)).second;
   }
 
   [[nodiscard]] std::string text(const Lite& value) const {
@@ -232,13 +233,13 @@ class QuickDecoder {
 
   bool text_or_none(const Lite* value, std::string& out) const {
     if (is_none(value)) return true;
-    if (value->kind != Kind::text) return false;
+    if (value->kind != LiteKind::text) return false;
     out = text(*value);
     return true;
   }
 
   bool read_entries(const Lite* dict) {
-    if (!is(dict, Kind::dict)) return false;
+    if (!is(dict, LiteKind::dict)) return false;
     const auto& pairs = machine_.dicts[dict->number].pairs;
     entries_ = Part{dict->number, pairs.size()};
     assembler_.metadata.entries.reserve(pairs.size() / 2);
@@ -251,7 +252,7 @@ class QuickDecoder {
 
   // Whether this is the dict of the entries that were read, and nothing joined it since.
   bool is_complete(const Lite* dict) const {
-    return is(dict, Kind::dict) && entries_ && dict->number == entries_->number &&
+    return is(dict, LiteKind::dict) && entries_ && dict->number == entries_->number &&
            machine_.dicts[dict->number].pairs.size() == entries_->size;
   }
 
@@ -265,10 +266,10 @@ class QuickDecoder {
 
   bool read_tensor(const Lite& value, Entry& entry) {
     Lite state;
-    if (!state_of(value, Name::tensor, Kind::dict, state)) return false;
+    if (!state_of(value, Name::tensor, LiteKind::dict, state)) return false;
     const Lite* size = find(state, "size");
     const Lite* properties = find(state, "properties");
-    if (!is(size, Kind::size) || !is(properties, Kind::object)) return false;
+    if (!is(size, LiteKind::size) || !is(properties, LiteKind::object)) return false;
     entry.is_tensor = true;
     const auto shape = machine_.numbers(*size);
     entry.shape = {shape.begin(), shape.end()};
@@ -276,7 +277,7 @@ class QuickDecoder {
   }
 
   bool read_chunks(const Lite* list, Entry& entry) {
-    if (!is(list, Kind::list) || !machine_.lists[list->number].items.empty()) return false;
+    if (!is(list, LiteKind::list) || !machine_.lists[list->number].items.empty()) return false;
     if (!lists_.insert(list->number).second) return false;
     Chunks& chunks = machine_.lists[list->number].chunks;
     for (std::size_t i = 0; i < chunks.size(); ++i)
@@ -287,10 +288,10 @@ class QuickDecoder {
 
   bool read_properties(const Lite& value, Entry& entry) const {
     Lite state;
-    if (!state_of(value, Name::properties, Kind::tuple, state)) return false;
+    if (!state_of(value, Name::properties, LiteKind::tuple, state)) return false;
     const std::vector<Lite> fields = machine_.items_of(state);
     if (!is_one_of(fields.size(), 5U, 6U)) return false;
-    if (!is_name(fields[0], Name::torch_name) || fields[2].kind != Kind::boolean) return false;
+    if (!is_name(fields[0], Name::torch_name) || fields[2].kind != LiteKind::boolean) return false;
     entry.dtype = dtype_from_torch(std::string(machine_.torch_names[fields[0].number]));
     entry.requires_grad = fields[2].number != 0;
     return is_memory_format(fields[3]);
@@ -303,12 +304,12 @@ class QuickDecoder {
   }
 
   static bool is_memory_format_number(const std::vector<Lite>& arguments) {
-    return arguments.size() == 1 && arguments[0].kind == Kind::integer &&
+    return arguments.size() == 1 && arguments[0].kind == LiteKind::integer &&
            arguments[0].number <= static_cast<std::uint64_t>(kLastMemoryFormat);
   }
 
   bool read_paths(const Lite* planner_data) {
-    const bool has_paths = is(planner_data, Kind::dict);
+    const bool has_paths = is(planner_data, LiteKind::dict);
     assembler_.metadata.has_planner_data = has_paths;
     if (!has_paths) return is_none(planner_data);
     const auto& pairs = machine_.dicts[planner_data->number].pairs;
@@ -322,11 +323,11 @@ class QuickDecoder {
   }
 
   bool read_path(const Lite& parts, Path& path) const {
-    if (!is_one_of(parts.kind, Kind::tuple, Kind::list)) return false;
+    if (!is_one_of(parts.kind, LiteKind::tuple, LiteKind::list)) return false;
     for (const Lite& part : machine_.items_of(parts)) {
-      if (part.kind == Kind::text) {
+      if (part.kind == LiteKind::text) {
         path.emplace_back(text(part));
-      } else if (part.kind == Kind::integer) {
+      } else if (part.kind == LiteKind::integer) {
         path.emplace_back(static_cast<std::int64_t>(part.number));
       } else {
         return false;
@@ -349,7 +350,7 @@ class QuickDecoder {
 
   bool take_item(const QuickMachine::Index& index, const QuickMachine::Info& info) {
     std::vector<std::string> transforms;
-    if (info.transforms.kind != Kind::none && !read_texts(info.transforms, transforms))
+    if (info.transforms.kind != LiteKind::none && !read_texts(info.transforms, transforms))
       return false;
     assembler_.add_item(machine_.text(index.name), place_of(index),
                         {machine_.text(info.path), info.offset, info.length, transforms});
@@ -358,13 +359,13 @@ class QuickDecoder {
 
   // Whether this is the dict whose items were taken, and it has no other members.
   bool are_items(const Lite* dict) const {
-    return is(dict, Kind::dict) && machine_.dicts[dict->number].pairs.empty() &&
+    return is(dict, LiteKind::dict) && machine_.dicts[dict->number].pairs.empty() &&
            (!items_ || dict->number == *items_);
   }
 
   bool read_texts(const Lite& list, std::vector<std::string>& out) const {
     for (const Lite& item : machine_.items_of(list)) {
-      if (item.kind != Kind::text) return false;
+      if (item.kind != LiteKind::text) return false;
       out.push_back(text(item));
     }
     return true;
@@ -372,18 +373,19 @@ class QuickDecoder {
 
   [[nodiscard]] Assembler::Index place_of(const QuickMachine::Index& index) const {
     Assembler::Index place;
-    if (index.offset.kind == Kind::size) place.offset = machine_.numbers(index.offset);
-    if (index.hint.kind == Kind::integer) place.hint = static_cast<std::int64_t>(index.hint.number);
+    if (index.offset.kind == LiteKind::size) place.offset = machine_.numbers(index.offset);
+    if (index.hint.kind == LiteKind::integer)
+      place.hint = static_cast<std::int64_t>(index.hint.number);
     return place;
   }
 
   bool read_storage_meta(const Lite* value, Metadata& metadata) {
     if (is_none(value)) return true;
     Lite state;
-    if (!state_of(*value, Name::storage_meta, Kind::dict, state)) return false;
+    if (!state_of(*value, Name::storage_meta, LiteKind::dict, state)) return false;
     const Lite* id = find(state, "checkpoint_id");
-    const bool read = is(id, Kind::object) ? path_text(*id, metadata.checkpoint_id)
-                                           : text_or_none(id, metadata.checkpoint_id);
+    const bool read = is(id, LiteKind::object) ? path_text(*id, metadata.checkpoint_id)
+                                               : text_or_none(id, metadata.checkpoint_id);
     return read && text_or_none(find(state, "save_id"), metadata.save_id);
   }
 
@@ -391,7 +393,7 @@ class QuickDecoder {
   bool path_text(const Lite& value, std::string& out) const {
     if (!is_object(value, Name::path)) return false;
     for (const Lite& part : machine_.items_of(machine_.objects[value.number].arguments)) {
-      if (part.kind != Kind::text) return false;
+      if (part.kind != LiteKind::text) return false;
       append_path_part(out, machine_.text(part));
     }
     return true;

@@ -75,6 +75,8 @@ struct Lite {
   std::uint64_t number = 0;
 };
 
+using LiteKind = Lite::Kind;
+
 class QuickMachine {
  public:
   struct Object {

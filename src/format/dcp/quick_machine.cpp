@@ -12,8 +12,6 @@
 namespace tessera::dcp {
 namespace {
 
-using Kind = Lite::Kind;
-
 struct Known {
   std::string_view module;
   std::string_view name;
@@ -40,7 +38,7 @@ constexpr std::array<Known, 17> kKnown{{
     {"builtins", "getattr", Name::getattr},
 }};
 
-constexpr std::array<std::pair<std::string_view, Key>, 8> kKeys{{
+constexpr std::array<std::pair<std::string_view, Key>, 8> kLiteKeys{{
     {"offsets", Key::offsets},
     {"sizes", Key::sizes},
     {"fqn", Key::fqn},
@@ -52,15 +50,15 @@ constexpr std::array<std::pair<std::string_view, Key>, 8> kKeys{{
 }};
 
 Key key_of(std::string_view text) {
-  const auto* known = std::ranges::find(kKeys, text, &std::pair<std::string_view, Key>::first);
-  return known == kKeys.end() ? Key::other : known->second;
+  const auto* known = std::ranges::find(kLiteKeys, text, &std::pair<std::string_view, Key>::first);
+  return known == kLiteKeys.end() ? Key::other : known->second;
 }
 
 // `count` of a list, dict or object that the memo gave out: it may not be changed any more.
 constexpr std::uint32_t kComplete = 1;
 
 bool is_container(const Lite& value) {
-  return is_one_of(value.kind, Kind::list, Kind::dict, Kind::object);
+  return is_one_of(value.kind, LiteKind::list, LiteKind::dict, LiteKind::object);
 }
 
 // How a pickle makes something of a name.
@@ -74,7 +72,7 @@ constexpr Made made_of(Name name) {
 }
 
 // A container of this kind that may still be changed.
-bool is_open(const Lite& value, Kind kind) {
+bool is_open(const Lite& value, LiteKind kind) {
   return value.kind == kind && value.count != kComplete;
 }
 
@@ -123,7 +121,7 @@ bool QuickMachine::push(Lite value) {
 }
 
 bool QuickMachine::push_integer(std::int64_t value) {
-  return push({.kind = Kind::integer, .number = static_cast<std::uint64_t>(value)});
+  return push({.kind = LiteKind::integer, .number = static_cast<std::uint64_t>(value)});
 }
 
 bool QuickMachine::push_long(ByteView bytes) {
@@ -138,19 +136,19 @@ bool QuickMachine::push_long(ByteView bytes) {
 bool QuickMachine::push_text(std::string_view text) {
   pickle::require_utf8(text);
   const auto begin = text.data() - reinterpret_cast<const char*>(bytes_.data());
-  return push({Kind::text, key_of(text), static_cast<std::uint32_t>(text.size()),
+  return push({LiteKind::text, key_of(text), static_cast<std::uint32_t>(text.size()),
                static_cast<std::uint64_t>(begin)});
 }
 
 bool QuickMachine::push_empty_list() {
-  stack_.push_back({.kind = Kind::list, .number = lists.size()});
+  stack_.push_back({.kind = LiteKind::list, .number = lists.size()});
   lists.emplace_back();
   return true;
 }
 
 bool QuickMachine::push_empty_dict() {
   if (open_dicts_ == dicts.size()) dicts.emplace_back();
-  return push({.kind = Kind::dict, .number = open_dicts_++});
+  return push({.kind = LiteKind::dict, .number = open_dicts_++});
 }
 
 bool QuickMachine::open_mark() {
@@ -177,7 +175,7 @@ bool QuickMachine::push_tuple(const pickle::Opcode& opcode) {
   if (!first_of(opcode, first)) return false;
   const std::size_t count = stack_.size() - first;
   const Lite tuple{
-      .kind = Kind::tuple, .count = static_cast<std::uint32_t>(count), .number = items.size()};
+      .kind = LiteKind::tuple, .count = static_cast<std::uint32_t>(count), .number = items.size()};
   items.insert(items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
   return push(tuple);
@@ -187,9 +185,9 @@ bool QuickMachine::append(const pickle::Opcode& opcode) {
   std::size_t first = 0;
   if (!first_of(opcode, first)) return false;
   const Lite target = stack_[first - 1];
-  if (!is_open(target, Kind::list)) return false;
+  if (!is_open(target, LiteKind::list)) return false;
   List& list = lists[target.number];
-  if (first < stack_.size() && stack_[first].kind == Kind::chunk) {
+  if (first < stack_.size() && stack_[first].kind == LiteKind::chunk) {
     if (!append_chunks(list, first)) return false;
     stack_.resize(first);
     forget_batch(opcode);
@@ -206,8 +204,8 @@ bool QuickMachine::set_items(const pickle::Opcode& opcode) {
   std::size_t first = 0;
   if (!first_of(opcode, first)) return false;
   const Lite target = stack_[first - 1];
-  if (!is_open(target, Kind::dict) || (stack_.size() - first) % 2 != 0) return false;
-  if (first < stack_.size() && stack_[first].kind == Kind::index) {
+  if (!is_open(target, LiteKind::dict) || (stack_.size() - first) % 2 != 0) return false;
+  if (first < stack_.size() && stack_[first].kind == LiteKind::index) {
     if (!hand_out(target.number, first)) return false;
     stack_.resize(first);
     forget_batch(opcode);
@@ -231,11 +229,11 @@ bool QuickMachine::memoize_next() {
 
 // What is given out again must stay where it is.
 void QuickMachine::keep(const Lite& value) {
-  if (value.kind == Kind::tuple) kept_items_ = items.size();
-  if (value.kind == Kind::size) kept_dims_ = dims.size();
-  if (is_container(value) || value.kind == Kind::tuple) ++kept_containers_;
-  if (value.kind == Kind::dict) dicts[value.number].wanted = true;
-  if (value.kind == Kind::object) objects[value.number].wanted = true;
+  if (value.kind == LiteKind::tuple) kept_items_ = items.size();
+  if (value.kind == LiteKind::size) kept_dims_ = dims.size();
+  if (is_container(value) || value.kind == LiteKind::tuple) ++kept_containers_;
+  if (value.kind == LiteKind::dict) dicts[value.number].wanted = true;
+  if (value.kind == LiteKind::object) objects[value.number].wanted = true;
 }
 
 bool QuickMachine::recall(std::uint64_t index) {
@@ -272,7 +270,7 @@ bool QuickMachine::push_stack_global() {
   if (above_mark() < 2) return false;
   const Lite name = stack_.back();
   const Lite module = stack_[stack_.size() - 2];
-  if (name.kind != Kind::text || module.kind != Kind::text) return false;
+  if (name.kind != LiteKind::text || module.kind != LiteKind::text) return false;
   stack_.resize(stack_.size() - 2);
   return push_name(text(module), text(name));
 }
@@ -280,9 +278,9 @@ bool QuickMachine::push_stack_global() {
 bool QuickMachine::push_name(std::string_view module, std::string_view name) {
   if (protocol_ < 3 && module == "__builtin__") module = "builtins";
   if (const auto known = find_known(module, name))
-    return push({.kind = Kind::name, .count = static_cast<std::uint32_t>(*known)});
+    return push({.kind = LiteKind::name, .count = static_cast<std::uint32_t>(*known)});
   if (module != "torch") return false;
-  stack_.push_back({.kind = Kind::name,
+  stack_.push_back({.kind = LiteKind::name,
                     .count = static_cast<std::uint32_t>(Name::torch_name),
                     .number = torch_names.size()});
   torch_names.push_back(name);
@@ -293,7 +291,7 @@ bool QuickMachine::make(bool by_new) {
   if (above_mark() < 2) return false;
   const Lite arguments = stack_.back();
   const Lite callable = stack_[stack_.size() - 2];
-  if (callable.kind != Kind::name || arguments.kind != Kind::tuple) return false;
+  if (callable.kind != LiteKind::name || arguments.kind != LiteKind::tuple) return false;
   if (made_of(name_of(callable)) != (by_new ? Made::by_new : Made::by_call)) return false;
   stack_.resize(stack_.size() - 2);
   return make_object(name_of(callable), arguments);
@@ -302,7 +300,7 @@ bool QuickMachine::make(bool by_new) {
 bool QuickMachine::make_object(Name name, const Lite& arguments) {
   if (name == Name::size) return make_size(arguments);
   if (name == Name::getattr && !is_member(arguments)) return false;
-  stack_.push_back({.kind = Kind::object, .number = objects.size()});
+  stack_.push_back({.kind = LiteKind::object, .number = objects.size()});
   objects.push_back({name, arguments, {}});
   return true;
 }
@@ -312,8 +310,8 @@ bool QuickMachine::is_member(const Lite& arguments) const {
   if (arguments.count != 2) return false;
   const Lite& owner = items[arguments.number];
   const Lite& name = items[arguments.number + 1];
-  return owner.kind == Kind::name && name_of(owner) == Name::memory_format &&
-         name.kind == Kind::text &&
+  return owner.kind == LiteKind::name && name_of(owner) == Name::memory_format &&
+         name.kind == LiteKind::text &&
          pickle::is_known_member(kMetadataModule, "_MEM_FORMAT_ENCODING", text(name));
 }
 
@@ -321,11 +319,11 @@ bool QuickMachine::is_member(const Lite& arguments) const {
 bool QuickMachine::make_size(const Lite& arguments) {
   if (arguments.count != 1) return false;
   const Lite numbers = items[arguments.number];
-  if (numbers.kind != Kind::tuple) return false;
-  const Lite size{.kind = Kind::size, .count = numbers.count, .number = dims.size()};
+  if (numbers.kind != LiteKind::tuple) return false;
+  const Lite size{.kind = LiteKind::size, .count = numbers.count, .number = dims.size()};
   for (std::size_t i = 0; i < numbers.count; ++i) {
     const Lite& number = items[numbers.number + i];
-    if (number.kind != Kind::integer) return false;
+    if (number.kind != LiteKind::integer) return false;
     dims.push_back(static_cast<std::int64_t>(number.number));
   }
   forget_size(arguments, numbers);
@@ -343,7 +341,7 @@ bool QuickMachine::build() {
   if (above_mark() < 2) return false;
   const Lite state = stack_.back();
   const Lite target = stack_[stack_.size() - 2];
-  if (!is_open(target, Kind::object) || objects[target.number].has_state) return false;
+  if (!is_open(target, LiteKind::object) || objects[target.number].has_state) return false;
   Object& object = objects[target.number];
   stack_.pop_back();
   object.state = state;
@@ -354,13 +352,13 @@ bool QuickMachine::build() {
 
 const Lite* QuickMachine::find_on_stack(std::string_view key) const {
   for (std::size_t i = 0; i + 1 < stack_.size(); ++i) {
-    if (stack_[i].kind == Kind::text && text(stack_[i]) == key) return &stack_[i + 1];
+    if (stack_[i].kind == LiteKind::text && text(stack_[i]) == key) return &stack_[i + 1];
   }
   return nullptr;
 }
 
 std::vector<Lite> QuickMachine::items_of(const Lite& lite) const {
-  if (lite.kind == Kind::list) return lists[lite.number].items;
+  if (lite.kind == LiteKind::list) return lists[lite.number].items;
   const auto first = items.begin() + static_cast<std::ptrdiff_t>(lite.number);
   return {first, first + static_cast<std::ptrdiff_t>(lite.count)};
 }
@@ -369,7 +367,7 @@ const Lite* QuickMachine::find(const Lite& dict, std::string_view key, bool& kno
   const Lite* found = nullptr;
   const auto& pairs = dicts[dict.number].pairs;
   for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-    if (pairs[i].kind != Kind::text || text(pairs[i]) != key) continue;
+    if (pairs[i].kind != LiteKind::text || text(pairs[i]) != key) continue;
     known = known && found == nullptr;
     found = &pairs[i + 1];
   }

@@ -10,6 +10,10 @@
 #include "value/render.h"
 
 namespace tessera::pickle {
+void corrupt(std::string what) {
+  throw Error(ErrorCode::corrupt, std::move(what));
+}
+
 namespace {
 
 using Kind = Value::Kind;
@@ -28,10 +32,6 @@ constexpr std::uint64_t kMostCopies = 4;
 // Bytes that a step of a path adds to each leaf below: the step itself, and as text an index.
 constexpr std::uint64_t kOfStep = 48;
 constexpr std::uint64_t kOfIndex = 8;
-
-[[noreturn]] void corrupt(std::string what) {
-  throw Error(ErrorCode::corrupt, std::move(what));
-}
 
 [[noreturn]] void refuse_cycle() {
   throw Error(

@@ -16,6 +16,8 @@
 
 namespace tessera::pickle {
 
+[[noreturn]] void corrupt(std::string what);
+
 class Machine {
  public:
   Machine(ByteView bytes, const ReadOptions& options);

@@ -20,10 +20,6 @@ namespace {
 
 using Kind = Value::Kind;
 
-[[noreturn]] void corrupt(std::string what) {
-  throw Error(ErrorCode::corrupt, std::move(what));
-}
-
 std::string name_of(const Value& global) {
   return printable(global.global_module() + "." + global.global_name(), 200);
 }

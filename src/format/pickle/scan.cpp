@@ -24,7 +24,7 @@ using Use = Watch::Use;
 
 constexpr std::size_t kProblems = 20;  // that are told of one pickle
 
-struct Name {
+struct ScannedName {
   std::string_view module;
   std::string_view name;
 };
@@ -36,7 +36,7 @@ std::string_view text_of(Use use) {
   return kTexts[static_cast<std::size_t>(use)];
 }
 
-std::string text_of(const Name& name) {
+std::string text_of(const ScannedName& name) {
   std::string text;
   text.reserve(name.module.size() + 1 + name.name.size());
   return text.append(name.module).append(".").append(name.name);
@@ -49,7 +49,7 @@ bool is_member(const Object& object) {
 }
 
 // Its name; `kept` gets the text.
-Name member_of(const Value& arguments, std::string& kept) {
+ScannedName member_of(const Value& arguments, std::string& kept) {
   const Value& owner = arguments.items()[0];
   kept = owner.global_name() + "." + arguments.items()[1].as_string();
   return {owner.global_module(), kept};
@@ -136,11 +136,11 @@ class Collector : public Watch {
   }
 
   [[nodiscard]] bool is_callable_name(const Value& global) const {
-    const Name name{global.global_module(), global.global_name()};
+    const ScannedName name{global.global_module(), global.global_name()};
     return !is_vetted_value(name.module, name.name) && !is_plain_value(name);
   }
 
-  void use_of_name(Use use, const Name& name, const Value& arguments, bool callables) {
+  void use_of_name(Use use, const ScannedName& name, const Value& arguments, bool callables) {
     if (name.module == "builtins" && name.name == "getattr") return use_of_getattr(use, arguments);
     if (use == Use::named) return note(name, judged(name), {});
     if (use == Use::given_state || use == Use::given_items)
@@ -158,7 +158,7 @@ class Collector : public Watch {
     } else if (is_vetted_use("builtins", "getattr", use, arguments, true)) {
       ++members_;
       std::string kept;
-      const Name member = member_of(arguments, kept);
+      const ScannedName member = member_of(arguments, kept);
       note(member, judged(member), {});
     }
   }
@@ -171,7 +171,7 @@ class Collector : public Watch {
     const Value* root = &object.callable;
     while (root->is(Kind::object)) root = &root->as_object().callable;
     if (!root->is(Kind::global)) return;
-    const Name name = made_by(object, *root, kept);
+    const ScannedName name = made_by(object, *root, kept);
     const bool known = is_vetted(name.module, name.name);
     if (use == Use::called || use == Use::made) {
       note(name, concern(name), "its result is called");
@@ -182,7 +182,7 @@ class Collector : public Watch {
   }
 
   // What an object is an instance of: what was called, or the class that it was told to make.
-  static Name made_by(const Object& object, const Value& root, std::string& kept) {
+  static ScannedName made_by(const Object& object, const Value& root, std::string& kept) {
     const Value& callable = object.callable;
     if (callable.is(Kind::object) && is_member(callable.as_object()))
       return member_of(callable.as_object().arguments, kept);
@@ -196,7 +196,7 @@ class Collector : public Watch {
   }
 
   // Pickles among the arguments.
-  void look_into(const Name& name, const Value& arguments) {
+  void look_into(const ScannedName& name, const Value& arguments) {
     const bool takes = takes_pickle(name.module, name.name);
     if (!takes && is_vetted(name.module, name.name)) return;
     const std::string taker = text_of(name);
@@ -211,20 +211,20 @@ class Collector : public Watch {
     }
   }
 
-  [[nodiscard]] bool is_plain_value(const Name& name) const {
+  [[nodiscard]] bool is_plain_value(const ScannedName& name) const {
     return is_value_ && is_value_(std::string(name.module), std::string(name.name));
   }
 
-  [[nodiscard]] Verdict judged(const Name& name) const {
+  [[nodiscard]] Verdict judged(const ScannedName& name) const {
     if (is_vetted(name.module, name.name) || is_plain_value(name)) return Verdict::vetted;
     return concern(name);
   }
 
-  static Verdict concern(const Name& name) {
+  static Verdict concern(const ScannedName& name) {
     return is_dangerous(name.module, name.name) ? Verdict::dangerous : Verdict::unknown;
   }
 
-  void note(const Name& name, Verdict verdict, std::string_view how) {
+  void note(const ScannedName& name, Verdict verdict, std::string_view how) {
     const std::string full = text_of(name);
     const auto [at, added] = rows_.try_emplace(full, found_.names.size());
     if (added) found_.names.push_back({full, verdict, std::string(how)});

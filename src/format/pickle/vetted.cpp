@@ -156,7 +156,7 @@ constexpr void for_each_name(Visit visit) {
     }
   }
 }
-constexpr std::size_t kNames = [] {
+constexpr std::size_t kNameCount = [] {
   std::size_t names = 0;
   for_each_name([&names](const Named&) { ++names; });
   return names;
@@ -165,7 +165,7 @@ constexpr std::size_t kNames = [] {
 // The names by the lengths of module and name: a pickle asks for each name that it uses, and few
 // have the same.
 struct Table {
-  std::array<Named, kNames> names;
+  std::array<Named, kNameCount> names;
   std::array<std::uint16_t, kBuckets + 1> begins{};  // in `names`, of each bucket
 };
 constexpr Table kTable = [] {
