@@ -25,27 +25,15 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::copied_golden;
+using testing::files_of_rank;
 using testing::Layers;
 using testing::make_layers;
 using testing::run_mesh;
 using testing::shard_layers;
+using testing::train_layers;
 using testing::Way;
 
 constexpr int kSavedAfter = 2, kMoreSteps = 2;
-
-// All ranks learn from the same rows.
-double train(Layers& layers, AdamW& adam, int first, int count) {
-  double last = 0;
-  for (int step = first; step < first + count; ++step) {
-    adam.zero_grad();
-    const auto rows = torch::arange(6).to(torch::kFloat).view({2, 3});
-    auto loss = (layers(rows + step) - rows.cos()).square().mean();
-    loss.backward();
-    last = loss.item<double>();
-    adam.step();
-  }
-  return last;
-}
 
 Value trainer_of_rank(int rank) {
   return Value::dict({{"global_step", kSavedAfter}, {"rank", rank}});
@@ -64,14 +52,14 @@ TEST_P(Saved, GoesOnOnOtherRanks_O40_O50_O60_O72) {
       auto layers = make_layers();
       shard_layers(layers, way, mesh);
       AdamW adam(sharded_parameters(layers), {.lr = 0.1});
-      train(layers, adam, 0, kSavedAfter);
+      train_layers(layers, adam, 0, kSavedAfter);
       Checkpointer checkpointer(kind, mesh.checkpoint_group());
       checkpointer.save_checkpoint(path, layers, adam, trainer_of_rank(mesh.rank()));
       EXPECT_EQ(code_of([&] {
                   checkpointer.save_checkpoint(path, layers, adam, trainer_of_rank(mesh.rank()));
                 }),
                 ErrorCode::already_exists);
-      expected = train(layers, adam, kSavedAfter, kMoreSteps);
+      expected = train_layers(layers, adam, kSavedAfter, kMoreSteps);
     });
     EXPECT_EQ(checkpointer_of(path), kind);
     for (const int ranks : {1, world, 3}) {
@@ -83,7 +71,7 @@ TEST_P(Saved, GoesOnOnOtherRanks_O40_O50_O60_O72) {
         const auto state = checkpointer.restore_checkpoint(path, layers, adam);
         const bool own = kind != CheckpointerKind::full && ranks == world;
         EXPECT_EQ(state.at("rank").as_int(), own ? mesh.rank() : 0);
-        EXPECT_NEAR(train(layers, adam, kSavedAfter, kMoreSteps), expected, 1e-6);
+        EXPECT_NEAR(train_layers(layers, adam, kSavedAfter, kMoreSteps), expected, 1e-6);
       });
     }
   }
@@ -108,19 +96,6 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(to_string(std::get<0>(of.param))) + "_" +
              testing::name_of(std::get<1>(of.param));
     });
-
-// A directory with what a node of rank `rank` alone has.
-std::string files_of_rank(const std::string& all, const std::string& to, int rank) {
-  for (const auto& entry : fs::recursive_directory_iterator(all)) {
-    if (!entry.is_regular_file()) continue;
-    const auto name = entry.path().filename().string();
-    if (name.starts_with("rank") && name != "rank" + std::to_string(rank) + ".pt") continue;
-    const auto target = fs::path(to) / fs::relative(entry.path(), all);
-    fs::create_directories(target.parent_path());
-    fs::copy_file(entry.path(), target);
-  }
-  return to;
-}
 
 using Sharder = std::function<void(Layers&, const Mesh&)>;
 
@@ -151,10 +126,10 @@ void restore_from_own_files(CheckpointerKind kind, const Sharder& shard, int ran
     auto layers = make_layers();
     shard(layers, mesh);
     AdamW adam(sharded_parameters(layers), {.lr = 0.1});
-    train(layers, adam, 0, kSavedAfter);
+    train_layers(layers, adam, 0, kSavedAfter);
     Checkpointer checkpointer(kind, mesh.checkpoint_group());
     checkpointer.save_checkpoint(path, layers, adam, trainer_of_rank(mesh.rank()));
-    const auto expected = train(layers, adam, kSavedAfter, kMoreSteps);
+    const auto expected = train_layers(layers, adam, kSavedAfter, kMoreSteps);
 
     const auto node = directory.path() + "/node" + std::to_string(mesh.rank());
     const auto own = files_of_rank(path, node, mesh.rank());
@@ -163,7 +138,7 @@ void restore_from_own_files(CheckpointerKind kind, const Sharder& shard, int ran
     AdamW other_adam(sharded_parameters(other), {.lr = 0.7});
     const auto state = checkpointer.restore_checkpoint(own, other, other_adam);
     EXPECT_EQ(state.at("rank").as_int(), mesh.rank());
-    EXPECT_NEAR(train(other, other_adam, kSavedAfter, kMoreSteps), expected, 1e-6);
+    EXPECT_NEAR(train_layers(other, other_adam, kSavedAfter, kMoreSteps), expected, 1e-6);
   });
 }
 
@@ -184,10 +159,10 @@ TEST(SavedLegacy, HasDTensorsOfAHybridMesh_O60) {
       auto layers = make_layers();
       shard(layers, mesh);
       AdamW adam(sharded_parameters(layers), {.lr = 0.1});
-      train(layers, adam, 0, kSavedAfter);
+      train_layers(layers, adam, 0, kSavedAfter);
       Checkpointer checkpointer(CheckpointerKind::torch_legacy, mesh.checkpoint_group());
       checkpointer.save_checkpoint(path, layers, adam, trainer_of_rank(mesh.rank()));
-      expected = train(layers, adam, kSavedAfter, kMoreSteps);
+      expected = train_layers(layers, adam, kSavedAfter, kMoreSteps);
     });
     std::ifstream file(path + "/rank3.pt", std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(file), {}};
@@ -201,7 +176,7 @@ TEST(SavedLegacy, HasDTensorsOfAHybridMesh_O60) {
         Checkpointer checkpointer(CheckpointerKind::torch_legacy, mesh.checkpoint_group());
         const auto state = checkpointer.restore_checkpoint(path, layers, adam);
         EXPECT_EQ(state.at("rank").as_int(), ranks == 4 ? mesh.rank() : 0);
-        EXPECT_NEAR(train(layers, adam, kSavedAfter, kMoreSteps), expected, 1e-6);
+        EXPECT_NEAR(train_layers(layers, adam, kSavedAfter, kMoreSteps), expected, 1e-6);
       });
     }
   }
@@ -302,19 +277,19 @@ TEST(Readme, ATrainingOfOlmoGoesOn) {
     auto model = make_layers();
     shard_layers(model, Way::flat, mesh);
     AdamW optimizer(sharded_parameters(model), {.lr = 0.1});
-    train(model, optimizer, 0, kSavedAfter);
+    train_layers(model, optimizer, 0, kSavedAfter);
     Value saved = trainer_of_rank(mesh.rank());
     saved["rng"] = random_state();
     Checkpointer(CheckpointerKind::local, mesh.checkpoint_group())
         .save_checkpoint("olmo/step1000", model, optimizer, saved);
-    const double expected = train(model, optimizer, kSavedAfter, 1);
+    const double expected = train_layers(model, optimizer, kSavedAfter, 1);
     const std::int64_t step = 2000;
 #include "readme_checkpointer.inc"
     EXPECT_EQ(trainer.at("rank").as_int(), mesh.rank());
-    EXPECT_EQ(train(model, optimizer, kSavedAfter, 1), expected);
+    EXPECT_EQ(train_layers(model, optimizer, kSavedAfter, 1), expected);
     const Value again = checkpointer.restore_checkpoint("olmo/step2000", model, optimizer);
     EXPECT_EQ(again.at("global_step").as_int(), 2000);
-    EXPECT_EQ(train(model, optimizer, kSavedAfter, 1), expected);
+    EXPECT_EQ(train_layers(model, optimizer, kSavedAfter, 1), expected);
   });
   fs::current_path(before);
 }

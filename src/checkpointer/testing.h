@@ -10,6 +10,7 @@
 #include "optim_state/testing.h"
 #include "tessera/checkpointer.h"
 #include "tessera/fsdp.h"
+#include "tessera/optim.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
 
@@ -82,6 +83,35 @@ inline void shard_layers(Layers& layers, Way way, const Mesh& mesh) {
         {.auto_wrap_policy = module_wrap_policy<LayerImpl>(),
          .use_orig_params = way == Way::original});
   }
+}
+
+// Steps `first` and those behind it, `count` in all. All ranks learn from the same rows. Returns
+// the last loss.
+inline double train_layers(Layers& layers, AdamW& adam, int first, int count) {
+  double last = 0;
+  for (int step = first; step < first + count; ++step) {
+    adam.zero_grad();
+    const auto rows = torch::arange(6).to(torch::kFloat).view({2, 3});
+    auto loss = (layers(rows + step) - rows.cos()).square().mean();
+    loss.backward();
+    last = loss.item<double>();
+    adam.step();
+  }
+  return last;
+}
+
+// Copies the files that rank `rank` has saved, and those that are everybody's. Returns `to`.
+inline std::string files_of_rank(const std::string& all, const std::string& to, int rank) {
+  namespace fs = std::filesystem;
+  const auto own = "rank" + std::to_string(rank) + ".pt";
+  for (const auto& entry : fs::recursive_directory_iterator(all)) {
+    const auto name = entry.path().filename().string();
+    if (!entry.is_regular_file() || (name.starts_with("rank") && name != own)) continue;
+    const auto target = fs::path(to) / fs::relative(entry.path(), all);
+    fs::create_directories(target.parent_path());
+    fs::copy_file(entry.path(), target);
+  }
+  return to;
 }
 
 }  // namespace tessera::testing
