@@ -11,8 +11,8 @@
 
 namespace tessera::testing {
 
-// By fully_shard: in rows, or with a copy on each rank (hybrid). By FullyShardedDataParallel: flat,
-// original parameters, and of these whole or hybrid ones.
+// fully_shard makes rows, or a copy on each rank (hybrid); FullyShardedDataParallel makes flat
+// parameters or original ones, and of these whole or hybrid ones.
 enum class Sharding : std::uint8_t {
   rows,
   hybrid,
