@@ -12,11 +12,9 @@
 #include "target.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/gc.h"
 #include "tessera/restore.h"
 #include "tessera/run_directory.h"
-#include "tessera/scan.h"
-#include "tessera/trainer_state.h"
+#include "tessera/stateful.h"
 #include "tessera/verify.h"
 
 namespace tessera::fuzz {

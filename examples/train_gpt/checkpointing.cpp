@@ -9,10 +9,10 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/checkpointer.h"
-#include "tessera/group_checkpoint.h"
+#include "tessera/restore.h"
 #include "tessera/run_directory.h"
+#include "tessera/stateful.h"
 #include "tessera/storage.h"
-#include "tessera/trainer_state.h"
 #include "tessera/training_state.h"
 
 namespace {

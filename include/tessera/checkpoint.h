@@ -159,7 +159,7 @@ struct Checkpoint {
 // anything is read, every piece must lie in its storage, and the tree must not contain itself: else
 // `invalid_argument` names the key and both numbers. All ranks see the failure of any rank. Ranks
 // that do not see what rank 0 puts into the directory are `incomplete` before anything is saved,
-// with their hosts (OLMo's kinds: olmo_save.h); so are files that rank 0 does not see before the
+// with their hosts (OLMo's kinds: save_options.h); so are files that rank 0 does not see before the
 // commit. Until then an older one there stays whole (docs/design/commit.md, checkpointers.md).
 //
 // If the peers are lost during the commit, a rank cannot know whether it has happened. Its error

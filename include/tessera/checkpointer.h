@@ -14,17 +14,17 @@
 // Save and restore between steps. Members marked collective are called by every rank of the group.
 #pragma once
 
-#include <torch/types.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include <torch/types.h>
+
 #include "tessera/checkpoint.h"
 #include "tessera/convert.h"
-#include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
+#include "tessera/parameter.h"
 #include "tessera/value.h"
 
 namespace [[gnu::visibility("default")]] tessera {
@@ -60,12 +60,12 @@ struct CheckpointerOptions {
 };
 
 struct SaveCheckpointOptions {
-  // A directory that gets a copy when the checkpoint is complete, see tessera/upload.h.
+  // A directory that gets a copy when the checkpoint is complete, see tessera/copy.h.
   std::optional<Location> upload_to = {};
 };
 
 struct RestoreOptions {
-  // A directory with copies of some of the checkpoint's files, see tessera/cached_store.h.
+  // A directory with copies of some of the checkpoint's files, see tessera/copy.h.
   std::optional<Location> local_cache = {};
   bool load_optimizer_state = true;
   bool load_trainer_state = true;  // false: restore_checkpoint returns none
@@ -103,8 +103,8 @@ class Checkpointer {
                              const Value& trainer_state, const SaveCheckpointOptions& options = {});
 
   // Fills the model and the optimizer, and returns the trainer state, as trainer_state() of
-  // tessera/trainer_state.h says; none if there is none. Of `full` ranks above 0 get an "rng" that
-  // derived_random_state() of tessera/random_state.h makes of rank 0's, with a warning.
+  // tessera/stateful.h says; none if there is none. Of `full` ranks above 0 get an "rng" that
+  // derived_random_state() of tessera/checkpointer.h makes of rank 0's, with a warning.
   //
   // Parameters are found by names, and groups by the names in them: tessera/restore.h has the
   // rules. Throws `invalid_argument` for a checkpoint of another kind and for a config.yaml that
@@ -138,5 +138,78 @@ class Checkpointer {
 // `invalid_argument` for any other name and for none.
 [[nodiscard]] Checkpointer build_sharded_checkpointer(std::string_view name, Group& group,
                                                       const CheckpointerOptions& options = {});
+
+// OLMo's functions beside its checkpointers: parts of a checkpoint, and single files of it.
+
+struct StateSaveOptions {
+  bool save_overwrite = false;  // false: what is there is `already_exists`
+  // A directory that gets a copy when all is saved here, see tessera/copy.h.
+  std::optional<Location> upload_to = {};
+};
+struct StateLoadOptions {
+  bool load_optimizer_state = true;
+  // A directory with copies of some of the files, see tessera/copy.h.
+  std::optional<Location> local_cache = {};
+};
+
+// Saves the model and the optimizer as a DCP checkpoint in the directory "model_and_optim" of
+// `checkpoint`: what is in a checkpoint of `torch_new` beside the trainer's files. Throws what
+// save() and upload() throw. Collective.
+SaveResult save_fsdp_model_and_optim_state(const Location& checkpoint, ModuleRef model,
+                                           OptimizerRef optim, Group& group,
+                                           const StateSaveOptions& options = {});
+
+// The reverse, as restore_checkpoint of tessera/checkpointer.h finds names and groups. Throws what
+// that throws. Collective.
+void load_fsdp_model_and_optim_state(const Location& checkpoint, ModuleRef model,
+                                     OptimizerRef optim, Group& group,
+                                     const StateLoadOptions& options = {});
+
+// Gives the optimizer this rank's part of a whole state in memory, {"state", "param_groups"}, by
+// names or by numbers with `param_names`. Every rank has the same. One group becomes two where the
+// optimizer has a second one without weight decay. Throws `mismatch` for other groups, before
+// anything is changed. Local.
+void load_fsdp_optim_state(ModuleRef model, OptimizerRef optim, const Value& optim_state);
+
+// OLMo's save_state_dict: saves a tree as the torch.save file `name` in the directory `dir`. It
+// appears whole. By one process.
+void save_state_file(const Location& dir, const std::string& name, const Value& state,
+                     const StateSaveOptions& options = {});
+
+// OLMo's load_state_dict: the tree in the file `name` of the directory `dir`. If `name` ends in
+// ".pt", a file with that name and ".safetensors" comes first; names of OLMo's in it become nested
+// dicts again. Throws `not_found` if there is neither. By one process.
+[[nodiscard]] Value load_state_file(const Location& dir, const std::string& name,
+                                    const StateLoadOptions& options = {});
+
+// Fills a model that is not sharded from the directory "model_and_optim" of `checkpoint`. By one
+// process.
+void load_model_state(const Location& checkpoint, ModuleRef model);
+
+// The states of random number generators, as trainers keep them in checkpoints.
+//
+//   trainer.set_item("rng", random_state());
+//   ...
+//   set_random_state(trainer.at("rng"));
+//
+// Every rank has its own: in a TrainingState it belongs into `rank_values`.
+
+// A dict with "torch", the state of libtorch's default generator on the CPU, and "cuda", that of
+// the current CUDA device: tensors of uint8 with the bytes that Python's torch.get_rng_state() and
+// torch.cuda.get_rng_state() give. Where there is no CUDA device, "cuda" has no elements. Other
+// entries of `before`, such as Python's own "python" and "numpy", come first and stay as they are.
+[[nodiscard]] Value random_state(const Value& before = Value::dict());
+
+// Sets the generators from such a dict. Entries that it lacks change nothing, and neither does
+// "cuda" if it has no elements or this process no CUDA device. Throws `mismatch` for anything but
+// tensors of uint8 in memory, and `corrupt` for bytes that are no generator's state.
+void set_random_state(const Value& state);
+
+// A state for rank `rank` where a checkpoint has rank 0's alone. The generator of the CPU gets the
+// seed CRC-32(bytes of rank 0's state, then the rank as four bytes, lowest first), the generator of
+// CUDA the same of its own state. So no two ranks get the same seed, and every restore of the
+// checkpoint gives the same ones. Entries of other generators are left out: only their owners can
+// derive states. Rank 0 keeps the state as it is. Throws as set_random_state.
+[[nodiscard]] Value derived_random_state(const Value& state, int rank);
 
 }  // namespace tessera

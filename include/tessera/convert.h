@@ -2,16 +2,28 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/checkpoint.h"
 
 namespace [[gnu::visibility("default")]] tessera {
+
+// The names of the kinds of checkpoints, as users write them: "dcp", "torch", "olmo-full".
+
+// The inverse of to_string(CheckpointKind). Throws `invalid_argument` with the names that there
+// are.
+[[nodiscard]] CheckpointKind kind_named(std::string_view name);
+// The kind of a file, by its name's extension; none: the name is of no file.
+[[nodiscard]] std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path);
+// The kind of file that a target's name asks for; none, too, where a directory has that name.
+[[nodiscard]] std::optional<CheckpointKind> kind_of_target(const Location& target);
 
 // How an OLMo target is laid out.
 struct OlmoOptions {
@@ -62,7 +74,7 @@ struct ConvertOptions {
   // an index, as huggingface does it. The target is then a directory, and appears whole. 0: one
   // file. A tensor is never divided.
   std::uint64_t max_shard_size = 0;
-  // The same, by a map from names to numbers of files (tessera/safetensors_set.h); `max_shard_size`
+  // The same, by a map from names to numbers of files (tessera/save_options.h); `max_shard_size`
   // is 0 then.
   std::map<std::string, int> file_of = {};
   // Safetensors: a tensor that the source has under several names (tied weights) is written under

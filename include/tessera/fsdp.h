@@ -61,7 +61,6 @@
 #include "tessera/detail/call.h"
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
-#include "tessera/module_ref.h"
 #include "tessera/parameter.h"
 #include "tessera/shard_options.h"
 

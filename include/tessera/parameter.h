@@ -1,18 +1,39 @@
 // ShardedParameter: a parameter as one rank holds it; what optimizers and checkpoints work on.
 #pragma once
 
-#include <torch/types.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
 #include "tessera/layout.h"
 #include "tessera/mesh.h"
 
 namespace [[gnu::visibility("default")]] tessera {
+
+// ModuleRef: a module, in whatever way the caller holds it.
+
+// Functions make it from their argument and do not keep it, because it does not own the module.
+class ModuleRef {
+ public:
+  ModuleRef(const torch::nn::Module& module) : module_(module) {}  // NOLINT(*-explicit-*)
+  template <typename Impl>
+  ModuleRef(const torch::nn::ModuleHolder<Impl>& holder)  // NOLINT(*-explicit-*)
+      : module_(*holder.ptr()) {}
+  template <typename Impl>
+  ModuleRef(const std::shared_ptr<Impl>& module)  // NOLINT(*-explicit-*)
+      : module_(*module) {}
+
+  [[nodiscard]] const torch::nn::Module& get() const noexcept { return module_; }
+
+ private:
+  const torch::nn::Module& module_;
+};
 
 namespace detail {
 // The unit that a parameter belongs to.

@@ -8,15 +8,57 @@
 //   }
 #pragma once
 
+#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/parameter_names.h"
 
 namespace [[gnu::visibility("default")]] tessera {
+
+// Names of parameters that changed between two versions of a model, as rules that callers extend:
+// how the name that a checkpoint has for a parameter leads to the one that a model has now.
+
+// A parameter that was renamed, or several that were made of one.
+struct NameRule {
+  // What a checkpoint calls it. One `*` at most, which stands for any text, dots too.
+  std::string stored;
+  // What a model calls it, or each of them. The text of `*` is put into theirs.
+  std::vector<std::string> live;
+};
+
+// Blocks stand in one list, as `list.N.REST`, or in groups of some size, as `groups.G.I.REST`,
+// where N is G times the size, and I. The size is taken from the names.
+struct BlockRule {
+  std::string list;
+  std::string groups;
+};
+
+struct NameRules {
+  std::vector<std::string> wrappers;  // text that is removed from names, wherever it stands
+  std::vector<BlockRule> blocks;
+  std::vector<NameRule> renamed;
+};
+
+// What OLMo does when it restores: it removes "_fsdp_wrapped_module." (so a name that only ends in
+// the word keeps it), makes `attn_norm` and `ff_norm` of a block's `norm`, and finds
+// "transformer.blocks" in "transformer.block_groups" and the other way round.
+[[nodiscard]] NameRules olmo_name_rules();
+
+// `name` without the wrappers.
+[[nodiscard]] std::string without_wrappers(std::string name, const NameRules& rules);
+
+// The stored name for each live one that has one: the same name, or else that of another grouping
+// of blocks, or else what the first rule that fits leads to. One stored name may serve several live
+// ones. Both are compared without wrappers; the result has the names as they were given. Throws
+// `conflict` for two stored names that become one, `invalid_argument` for a rule with several `*`.
+[[nodiscard]] std::map<std::string, std::string> match_names(const std::vector<std::string>& stored,
+                                                             const std::vector<std::string>& live,
+                                                             const NameRules& rules);
 
 // Which of OLMo's kinds the directory holds, by the names of its files: a node that has its own
 // ranks' files alone knows it, too. None: another kind, or no checkpoint. Throws `not_found` where
@@ -71,5 +113,62 @@ struct LiveNames {
 // `failure` with a remark about it. Never throws for memory that cannot be written: the remark
 // says so. Not collective: every rank that has the failure calls it.
 [[nodiscard]] Error spoiled(const Value& tree, const Error& failure);
+
+// GroupCheckpoint: a checkpoint that the ranks of a group open together, look into, and load from.
+//
+//   run_ranks(2, [](Group& group) {
+//     auto checkpoint = GroupCheckpoint::open("run/step100", {}, group);
+//     Value tree = Value::dict();
+//     for (const Leaf& leaf : checkpoint.contents().leaves)
+//       if (leaf.name.starts_with("config.")) tree.set_item(leaf.name, Value());
+//     checkpoint.load(tree);
+//   });
+//
+// load() of checkpoint.h does both at once. All ranks see and load one save, even if the checkpoint
+// is replaced meanwhile.
+
+class GroupCheckpoint {
+ public:
+  // Rank 0 alone looks into the store. `group` must outlive the result. Throws on all ranks what
+  // Checkpoint::open throws. Collective.
+  [[nodiscard]] static GroupCheckpoint open(const Location& where, const LoadOptions& options,
+                                            Group& group);
+
+  // The same for ranks that will load `model`, a dict of names and tensors with each rank's pieces,
+  // and its optimizer's state. Where every rank has saved just these pieces itself, as olmo-local
+  // or olmo-legacy on as many ranks, each opens its own files and no other: then contents() has the
+  // leaves of these files alone, without the trainer's state (stateful.h), and is_own() is
+  // true. Every checksum of what load() reads is compared then. Throws `mismatch` on all ranks when
+  // the files of two ranks are not of one save. Of olmo-legacy each needs no more than a file of
+  // its own: where rank 0 does not see those of the others, ranks tell one another what theirs
+  // hold, and is_own() is false.
+  [[nodiscard]] static GroupCheckpoint open(const Location& where, const Value& model,
+                                            const LoadOptions& options, Group& group);
+  [[nodiscard]] bool is_own() const;
+
+  // The leaves: names, paths, values, and tensors with dtype and shape. Tensors may lack their
+  // pieces, so nothing but load() reads them. The same on every rank, unless is_own(). A copy must
+  // not outlive this.
+  [[nodiscard]] const Checkpoint& contents() const&;
+
+  // Shows other leaves from now on, to contents() and to load(). `fn` gets the contents and returns
+  // them with other leaves: tensors of theirs under other names, also one under several, and any
+  // values. So do Checkpoint::map and as_training_state() of restore.h. All ranks must make the
+  // same names: else it throws `mismatch`. Collective.
+  void arrange(const std::function<Checkpoint(const Checkpoint& contents)>& fn);
+
+  // Loads as load() of checkpoint.h does, with the reader that opened it. Any number of times.
+  // Collective.
+  LoadReport load(Value& tree, const LoadOptions& options = {});
+
+  GroupCheckpoint(GroupCheckpoint&&) noexcept;
+  GroupCheckpoint& operator=(GroupCheckpoint&&) noexcept;
+  ~GroupCheckpoint();
+
+ private:
+  struct Opened;
+  explicit GroupCheckpoint(std::unique_ptr<Opened> opened);
+  std::unique_ptr<Opened> opened_;
+};
 
 }  // namespace tessera

@@ -3,17 +3,72 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
+#include <vector>
 
-#include "tessera/dtype.h"
 #include "tessera/job.h"
-#include "tessera/olmo_save.h"
-#include "tessera/safetensors_set.h"
+#include "tessera/layout.h"
 
 namespace [[gnu::visibility("default")]] tessera {
+
+// What a save as one of OLMo's kinds takes beside SaveOptions (docs/formats/olmo.md).
+//
+// Ranks may have the directory on disks that they do not share:
+//   olmo_full                 what other ranks hold travels through the group to rank 0's directory
+//   olmo_legacy, olmo_local   each node has a directory of its own, with the files of its ranks and
+//                             what belongs to all. The ranks that saved them restore from these.
+//   olmo_torch_new            `incomplete` with ranks and hosts
+// Nodes are found by what ranks see. No directory gets its name before all are complete. A node
+// that fails then keeps its old one: the error says so, a restore finds two saves and refuses them
+// (`mismatch`), and the next save repairs it. A disk that shows one rank the directory of another
+// one late, as its own, is `conflict`, and nothing is published.
+
+// The flat parameter of one module that FSDP1 wraps.
+struct FlatUnit {
+  std::string path;                // of the module, without wrappers; the root's is empty
+  std::vector<std::string> names;  // of its parameters, whole and without wrappers, in order
+};
+
+// A mesh in which ranks hold copies of the model: rank r has the same part as r + N / copies of N.
+struct OlmoMesh {
+  int copies = 2;
+  std::string device = "cpu";  // torch's name of its type: "cpu", "cuda"
+};
+
+struct OlmoSave {
+  // The text of config.yaml, which is written last. Empty: one line that names the checkpointer.
+  std::string config = {};
+  // Of olmo_full: model and optimizer become .safetensors with OLMo's names instead of .pt.
+  bool safetensors = false;
+  // Of olmo_legacy: tensors become the DTensors of this mesh, which OLMo restores in a hybrid mesh
+  // of the same size and nowhere else. None: ShardedTensors over all ranks.
+  std::optional<OlmoMesh> mesh = {};
+  // The rest is of olmo_local alone. All modules that FSDP1 wraps, the root first, in the order of
+  // named_modules. The parameters of one lie one after another in its flat parameter.
+  std::vector<FlatUnit> units = {};
+  // As FSDP1's use_orig_params: whether parameters begin at multiples of 16 bytes.
+  bool orig_params = true;
+  // The element type whose size that alignment counts in; none: that of the parameters.
+  std::optional<DType> aligned_as = {};
+};
+
+// Safetensors in several files with an index, as huggingface has large models: which tensor goes
+// into which file.
+
+struct SafetensorsSet {
+  // By name, the number of a tensor's file, from 1 on. The largest number N is that of the files:
+  // number i is model-0000i-of-0000N.safetensors. One that no tensor has is not written. Every
+  // tensor must have a number, else that is `invalid_argument`. Empty: `max_size` decides.
+  std::map<std::string, int> file_of = {};
+  // Tensors go into files in their order, a new one where one would have more bytes than this. One
+  // that is larger has a file to itself. If one file holds all, it is model.safetensors, without an
+  // index. 0: one file.
+  std::uint64_t max_size = 0;
+};
 
 enum class CheckpointKind : std::uint8_t;  // checkpoint.h
 struct Tensor;                             // value.h

@@ -22,8 +22,10 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "tessera/checkpoint.h"
 
@@ -66,5 +68,63 @@ LoadReport load(const StateMap& state, const Location& where, Group& group);
 // The same from a checkpoint that every rank has opened, or that map() returned.
 LoadReport load(const StateMap& state, const Checkpoint& checkpoint, const LoadOptions& options,
                 Group& group);
+
+// The trainer's state of an OLMo checkpoint: random numbers, the place in the data, counts of
+// steps.
+
+struct TrainerState {
+  // A tree that owns its memory. None: no rank has saved one.
+  std::optional<Value> state;
+  // What this rank does not have of its own, in sentences. They go to the log as well.
+  std::vector<std::string> warnings;
+};
+
+// Each rank gets what it has saved itself, where the checkpoint is of as many ranks as `group`:
+// from `train/rank{r}.pt`, or of olmo-legacy what stands beside "model" and "optim" in
+// `rank{r}.pt`. Else all get rank 0's without "rng", and a warning: equal random numbers on all
+// ranks are worse than fresh ones. An olmo-full checkpoint has one state, in `train.pt` or, if that
+// is absent, in `other.pt`: rank 0 gets it whole, the others without "rng".
+//
+// No rank ever gets another one's random numbers. By default each rank opens its own file alone;
+// where all get rank 0's, rank 0 alone reads. With LoadReader::rank_zero it reads for all.
+//
+// Throws
+//   `incomplete`   ranks have saved a state, but not this one's file: it names rank and file
+//   `mismatch`     the states of two ranks are of different steps ("global_step")
+//   `not_found`    there is no checkpoint
+//   `unsupported`  of another kind: its trainer's state is a part of its tree
+// Collective.
+[[nodiscard]] TrainerState trainer_state(const Location& where, const LoadOptions& options,
+                                         Group& group);
+
+// The optimizer's state of a checkpoint, before there is an optimizer: PyTorch's
+// torch.distributed.checkpoint.optimizer.
+//
+//   Value loaded = load_sharded_optimizer_state_dict("optim", "run/step100", group);
+//
+// An optimizer gets what lies under the key by set_optimizer_state_dict
+// (tessera/pytorch/distributed_state_dict.h) or by optim_state_dict_to_load, with a state_dict_type
+// of the sharded kind (tessera/pytorch/optim_state_dict.h).
+
+// Loads what the checkpoint has under `optimizer_key`, a key at the top of its tree, and returns it
+// as a tree {optimizer_key: ...}. Values are as they are in the checkpoint. Tensors have memory
+// that the tree owns: one of a single element is whole on every rank; of every other a rank has the
+// part that torch.chunk gives it of dimension 0, cut over the ranks of `group`, or no piece if
+// there is none for it. Who saved it, on how many ranks and how sharded, does not matter.
+//
+// PyTorch's function takes the model's state too, from which it learns how tensor parallelism has
+// cut the parameters; here nothing cuts them so.
+//
+// Throws `not_found` for a key that the tree does not have at its top, and what load() throws.
+// `rename` of the options is `invalid_argument`. Collective over `group`.
+[[nodiscard]] Value load_sharded_optimizer_state_dict(const std::string& optimizer_key,
+                                                      const Location& where,
+                                                      const LoadOptions& options, Group& group);
+[[nodiscard]] Value load_sharded_optimizer_state_dict(const std::string& optimizer_key,
+                                                      const Location& where, Group& group);
+// The same from a checkpoint that every rank has opened, or that map() returned.
+[[nodiscard]] Value load_sharded_optimizer_state_dict(const std::string& optimizer_key,
+                                                      const Checkpoint& checkpoint,
+                                                      const LoadOptions& options, Group& group);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 
 #include "tessera/io.h"
 #include "tessera/location.h"
-#include "tessera/store_capabilities.h"
+#include "tessera/stores.h"
 
 namespace [[gnu::visibility("default")]] tessera {
 

@@ -22,7 +22,7 @@
 //
 // In training all ranks call the same modules in the same order and go backward through them; ranks
 // that differ get `mismatch` or `timeout`. That holds for evaluations in training mode, too. A rank
-// whose batches have come to an end goes on with stand-ins: Join of tessera/join.h.
+// whose batches have come to an end goes on with stand-ins: Join of tessera/ddp.h.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -72,7 +72,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   torch::nn::BatchNormOptions options;
   torch::Tensor weight, bias;
   torch::Tensor running_mean, running_var, num_batches_tracked;
-  // Whether this rank's batches count among those of all. Join (join.h) clears it for a stand-in.
+  // Whether this rank's batches count among those of all. Join (ddp.h) clears it for a stand-in.
   bool counts = true;
 
  private:

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <memory>
 
-#include "tessera/dtype.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
 #include "tessera/value.h"

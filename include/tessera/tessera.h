@@ -8,9 +8,9 @@
 #include "tessera/checkpoint.h"
 #include "tessera/comm.h"
 #include "tessera/error.h"
+#include "tessera/library.h"
 #include "tessera/storage.h"
 #include "tessera/value.h"
-#include "tessera/version.h"
 
 #ifdef TESSERA_WITH_TORCH
 #include "tessera/fsdp.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tessera/mesh.h"
-#include "tessera/module_ref.h"
+#include "tessera/parameter.h"
 
 namespace [[gnu::visibility("default")]] tessera {
 

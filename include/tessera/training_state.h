@@ -15,8 +15,8 @@
 #include <string>
 
 #include "tessera/checkpoint.h"
-#include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
+#include "tessera/parameter.h"
 #include "tessera/value.h"
 
 namespace [[gnu::visibility("default")]] tessera {

@@ -20,8 +20,6 @@
 #include <variant>
 #include <vector>
 
-#include "tessera/device_memory.h"
-#include "tessera/dtype.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
 

@@ -2,13 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tessera/checkpoint.h"
+#include "tessera/comm.h"
 #include "tessera/error.h"
+#include "tessera/load_options.h"
+#include "tessera/storage.h"
+#include "tessera/value.h"
 
 namespace [[gnu::visibility("default")]] tessera {
 
@@ -32,7 +38,7 @@ struct VerifyOptions {
 };
 
 // Checks structure, coverage, sizes, and every checksum there is: all bytes of files with digests,
-// and the CRC-32s of other files. Where a save has left digests of the state (state_digests.h), all
+// and the CRC-32s of other files. Where a save has left digests of the state (below), all
 // tensors are read once more and compared with them: one that differs, or that one side alone has,
 // is a finding. A checkpoint that cannot be opened is a finding, not an exception.
 [[nodiscard]] VerifyReport verify(const Location& where, const VerifyOptions& options = {});
@@ -71,5 +77,91 @@ struct Difference {
 // tensors (parameters, requires_grad) are compared too; a difference is one `type` per container.
 [[nodiscard]] std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
                                            const ProgressHook& progress = {});
+
+// Digests of a training state that are the same on every number of ranks and in every layout.
+//
+// A load that brings elements to wrong places shows here, and not only in the loss.
+
+// By name: the CRC-32 of a tensor's bytes in row-major order, which torch.save records of it, too.
+using StateDigests = std::map<std::string, std::uint32_t>;
+
+// What a load has brought into memory, summed while it was in the cache. Of tensors all of whose
+// elements came so on this rank, state_digests() does not read the memory again. Whoever changes
+// them in between gets the digests of before.
+class LoadedSums {
+ public:
+  LoadedSums();
+  ~LoadedSums();
+  LoadedSums(const LoadedSums&) = delete;
+  LoadedSums& operator=(const LoadedSums&) = delete;
+
+  // For LoadOptions::filled of one load; the sums outlive it.
+  [[nodiscard]] FilledHook hook();
+
+ private:
+  friend StateDigests state_digests(const Value& tree, Group& group, int threads,
+                                    const LoadedSums* loaded);
+  struct Sums;
+  std::unique_ptr<Sums> sums_;
+};
+
+// Of all tensors in the dicts and lists of `tree`, of which each rank holds its own pieces, as in
+// save() of checkpoint.h; on every rank. Ranks digest what they hold, and nothing else travels.
+// Throws `mismatch` naming the first tensor that differs between ranks that hold the same part of
+// it, `unsupported` for a tensor of which ranks cannot compute what the others hold. `threads`: of
+// this rank, 1 to 256. `loaded`: of a load into this tree's memory, under the names that it has
+// here. Collective.
+[[nodiscard]] StateDigests state_digests(const Value& tree, Group& group, int threads = 1,
+                                         const LoadedSums* loaded = nullptr);
+
+// What a save of an OLMo kind left about its tensors in the checkpoint; empty: it has none. Throws
+// `corrupt` for a file that is damaged.
+[[nodiscard]] StateDigests saved_digests(const Store& checkpoint);
+
+// What the pickles of a file or checkpoint would import and call in Python, without building or
+// running anything.
+
+enum class NameKind : std::uint8_t {
+  vetted,     // was looked at: used like this it does nothing but build data
+  allowed,    // by ScanOptions::allow
+  unknown,    // nobody has looked at it, or at this use of it: it may run code
+  dangerous,  // runs code, opens files or reaches the system
+};
+[[nodiscard]] std::string_view to_string(NameKind kind) noexcept;
+
+struct ScannedName {
+  std::string name;  // "module.name", as Python 3 has it
+  NameKind kind = NameKind::unknown;
+  std::uint64_t pickles = 0;  // that mention it
+  std::string first;  // the first of them (of this kind): a file, and the record or item in it
+  std::string how;    // why a name that is vetted otherwise is not here: how it is used
+};
+
+struct ScanReport {
+  std::vector<ScannedName> names;  // the most dangerous ones first, then by name
+  std::uint64_t pickles = 0;
+  // What could not be scanned to its end, and what Python may read and Tessera does not: damage,
+  // archives of other kinds, compressed files, directories that are links or may not be read.
+  std::vector<std::string> problems;
+
+  // Nothing unknown, nothing dangerous, and no problem.
+  [[nodiscard]] bool clean() const;
+};
+
+struct ScanOptions {
+  // Names ("module.name") or globs of a project's own classes, which count as `allowed` and not as
+  // `unknown`. Dangerous names stay what they are.
+  std::vector<std::string> allow;
+  std::stop_token stop;
+};
+
+// Every pickle of a file (an archive of torch.save, its stream before 1.6, bare pickles one after
+// another, numpy's arrays of objects; those in any of these, and those that calls such as
+// `pickle.loads` get) or of a directory: its `.metadata` (or those of the ranks) and each item that
+// they name, and every other file that begins as a pickle, an archive or text that Python could
+// unpickle; in a safetensors file the archives of its entry tessera.tree. What opens files is what
+// reads here. Throws `not_found`, and `cancelled` when `options.stop` is requested. What is
+// promised and what is not: SECURITY.md.
+[[nodiscard]] ScanReport scan(const std::string& path, const ScanOptions& options = {});
 
 }  // namespace tessera

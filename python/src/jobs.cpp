@@ -10,8 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/environment.h"
-#include "tessera/log.h"
+#include "tessera/library.h"
 
 namespace tessera::python {
 namespace {

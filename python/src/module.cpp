@@ -11,7 +11,7 @@
 #include "operations.h"
 #include "saves.h"
 #include "tensors.h"
-#include "tessera/version.h"
+#include "tessera/library.h"
 
 NB_MODULE(_core, module) {
   module.attr("VERSION") = std::string(tessera::version()).c_str();

@@ -10,8 +10,6 @@
 #include "tensors.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
-#include "tessera/kinds.h"
-#include "tessera/scan.h"
 #include "tessera/verify.h"
 #include "text.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtype.h"
+#include "tessera/layout.h"
 #include "text.h"
 
 namespace tessera::python {

@@ -8,8 +8,8 @@
 #include "options.h"
 #include "reports.h"
 #include "tessera/checkpoint.h"
+#include "tessera/convert.h"
 #include "tessera/error.h"
-#include "tessera/kinds.h"
 #include "text.h"
 #include "trees.h"
 

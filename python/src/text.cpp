@@ -1,6 +1,6 @@
 #include "text.h"
 
-#include "tessera/prepare_store.h"
+#include "tessera/stores.h"
 
 namespace tessera::python {
 namespace {

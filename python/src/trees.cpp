@@ -8,8 +8,8 @@
 
 #include "tensors.h"
 #include "tessera/checkpoint.h"
-#include "tessera/dtype.h"
 #include "tessera/error.h"
+#include "tessera/layout.h"
 #include "tessera/leaf.h"
 #include "text.h"
 

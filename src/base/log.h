@@ -10,11 +10,11 @@
 
 #include "tessera/error.h"
 #include "tessera/job.h"
-#include "tessera/log.h"
+#include "tessera/library.h"
 
 namespace tessera {
 
-// How the library says what tessera/log.h hands to the program.
+// How the library says what tessera/library.h hands to the program.
 
 // Logs a message that concerns this process: a file, a rank.
 void log(LogLevel level, std::string_view message);

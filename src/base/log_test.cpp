@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/parallel.h"
-#include "tessera/environment.h"
+#include "tessera/library.h"
 
 namespace tessera {
 namespace {

@@ -21,7 +21,7 @@
 #endif
 
 #include "tessera/error.h"
-#include "tessera/version.h"
+#include "tessera/library.h"
 
 namespace tessera {
 namespace {

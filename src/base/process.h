@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/environment.h"
+#include "tessera/library.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/log.h"
+#include "tessera/library.h"
 
 namespace tessera::testing {
 

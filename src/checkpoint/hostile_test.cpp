@@ -13,7 +13,7 @@
 #include "format/dcp/dcp.h"
 #include "format/dcp/testing.h"
 #include "format/torch/torch_file.h"
-#include "tessera/scan.h"
+#include "tessera/verify.h"
 #include "value/render.h"
 
 namespace tessera {

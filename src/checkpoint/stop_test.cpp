@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "checkpoint/test_support.h"
-#include "tessera/scan.h"
+#include "tessera/verify.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "checkpoint/test_support.h"
-#include "tessera/save_part.h"
+#include "tessera/data_files.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tessera/comm.h"
-#include "tessera/module_ref.h"
+#include "tessera/parameter.h"
 #include "tessera/value.h"
 
 namespace tessera::detail {

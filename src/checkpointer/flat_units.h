@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/module_ref.h"
-#include "tessera/olmo_save.h"
+#include "tessera/parameter.h"
+#include "tessera/save_options.h"
 
 namespace tessera::detail {
 

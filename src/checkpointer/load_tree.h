@@ -5,8 +5,8 @@
 
 #include "optim_state/optim_leaves.h"
 #include "tessera/checkpoint.h"
-#include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
+#include "tessera/parameter.h"
 #include "tessera/restore.h"
 #include "tessera/value.h"
 

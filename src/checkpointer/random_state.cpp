@@ -1,4 +1,4 @@
-#include "tessera/random_state.h"
+#include "tessera/checkpointer.h"
 
 #include <ATen/Context.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

@@ -1,5 +1,5 @@
 // Random number generators go on as Python's torch would.
-#include "tessera/random_state.h"
+#include "tessera/checkpointer.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -16,11 +16,9 @@
 #include "format/olmo/yaml.h"
 #include "tessera/checkpointer.h"
 #include "tessera/error.h"
-#include "tessera/group_checkpoint.h"
 #include "tessera/leaf.h"
-#include "tessera/random_state.h"
 #include "tessera/restore.h"
-#include "tessera/trainer_state.h"
+#include "tessera/stateful.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {

@@ -4,9 +4,9 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/comm.h"
-#include "tessera/group_checkpoint.h"
-#include "tessera/state_digests.h"
+#include "tessera/restore.h"
 #include "tessera/value.h"
+#include "tessera/verify.h"
 
 namespace tessera::detail {
 

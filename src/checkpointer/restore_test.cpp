@@ -14,7 +14,7 @@
 #include "tessera/checkpointer.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/state_dict.h"
 
 namespace tessera {
 

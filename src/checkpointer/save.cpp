@@ -12,10 +12,9 @@
 #include "checkpointer/flat_units.h"
 #include "fsdp/state/model_state.h"
 #include "optim_state/optim_leaves.h"
-#include "tessera/cached_store.h"
 #include "tessera/checkpointer.h"
+#include "tessera/copy.h"
 #include "tessera/error.h"
-#include "tessera/upload.h"
 
 namespace tessera::detail {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tessera/checkpointer.h"
-#include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
+#include "tessera/parameter.h"
 #include "tessera/storage.h"
 #include "tessera/value.h"
 

@@ -17,8 +17,7 @@
 #include "conformance/temporary_directory.h"
 #include "tessera/checkpointer.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/full_params.h"
-#include "tessera/random_state.h"
+#include "tessera/pytorch/state_dict.h"
 
 namespace tessera {
 namespace {

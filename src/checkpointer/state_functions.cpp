@@ -8,14 +8,12 @@
 #include "checkpointer/save.h"
 #include "format/olmo/yaml.h"
 #include "optim_state/tree.h"
-#include "tessera/cached_store.h"
-#include "tessera/checkpointer_functions.h"
+#include "tessera/checkpointer.h"
+#include "tessera/copy.h"
 #include "tessera/error.h"
-#include "tessera/group_checkpoint.h"
 #include "tessera/restore.h"
 #include "tessera/run_directory.h"
 #include "tessera/training_state.h"
-#include "tessera/upload.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,5 @@
 // OLMo's functions beside its checkpointers.
-#include "tessera/checkpointer_functions.h"
+#include "tessera/checkpointer.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -12,7 +12,7 @@
 #include "conformance/temporary_directory.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/state_dict.h"
 
 namespace tessera {
 namespace {

@@ -17,7 +17,6 @@
 #include "tessera/checkpointer.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
-#include "tessera/random_state.h"
 
 namespace tessera {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/convert.h"
-#include "tessera/local_cache.h"
+#include "tessera/stores.h"
 
 namespace tessera::cli {
 

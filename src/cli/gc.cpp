@@ -10,7 +10,7 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
-#include "tessera/gc.h"
+#include "tessera/run_directory.h"
 #include "value/render.h"
 
 namespace tessera::cli {

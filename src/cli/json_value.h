@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/dtype.h"
 #include "tessera/error.h"
+#include "tessera/layout.h"
 #include "tessera/value.h"
 
 namespace tessera::cli {

@@ -20,7 +20,7 @@
 #include "cli/output.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
-#include "tessera/version.h"
+#include "tessera/library.h"
 
 namespace tessera::cli {
 

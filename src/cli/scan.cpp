@@ -9,8 +9,8 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
-#include "tessera/scan.h"
-#include "tessera/version.h"
+#include "tessera/library.h"
+#include "tessera/verify.h"
 #include "value/render.h"
 
 namespace tessera::cli {

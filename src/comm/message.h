@@ -32,8 +32,8 @@
 
 #include "base/numbers.h"
 #include "tessera/comm.h"
-#include "tessera/dtype.h"
 #include "tessera/error.h"
+#include "tessera/layout.h"
 
 namespace tessera {
 

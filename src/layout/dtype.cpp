@@ -3,7 +3,6 @@
 #include <string>
 
 #include "base/numbers.h"
-#include "tessera/dtype.h"
 #include "tessera/error.h"
 #include "tessera/layout.h"
 

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "layout/testing.h"
-#include "tessera/dtype.h"
+#include "tessera/layout.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,6 @@
 #include "optim/fields.h"
 #include "tessera/error.h"
 #include "tessera/lr_scheduler.h"
-#include "tessera/param_groups.h"
 
 namespace tessera {
 namespace {

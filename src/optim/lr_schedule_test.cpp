@@ -13,7 +13,6 @@
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/lr_scheduler.h"
-#include "tessera/param_groups.h"
 #include "value/render.h"
 
 namespace tessera {

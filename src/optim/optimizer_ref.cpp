@@ -9,8 +9,8 @@
 #include "optim/fields.h"
 #include "optim/optimizer_formats.h"
 #include "tessera/error.h"
+#include "tessera/lr_scheduler.h"
 #include "tessera/optimizer_ref.h"
-#include "tessera/param_groups.h"
 #include "torch/tensor.h"
 
 namespace tessera {

@@ -13,8 +13,8 @@
 #include "conformance/temporary_directory.h"
 #include "optim_state/by_name_testing.h"
 #include "tessera/checkpoint.h"
-#include "tessera/optimizer_state.h"
 #include "tessera/pytorch/distributed_state_dict.h"
+#include "tessera/stateful.h"
 #include "torch/testing.h"
 
 namespace tessera {

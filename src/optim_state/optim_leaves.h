@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tessera/load_options.h"
-#include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
 #include "tessera/parameter.h"
 #include "tessera/restore.h"

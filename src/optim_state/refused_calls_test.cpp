@@ -18,7 +18,6 @@
 #include "tessera/grad_scaler.h"
 #include "tessera/optim.h"
 #include "tessera/optimizer_ref.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/pytorch/optim_state_dict.h"
 #include "tessera/pytorch/state_dict.h"

@@ -10,7 +10,6 @@
 #include "fsdp/testing/test_training.h"
 #include "optim_state/testing.h"
 #include "tessera/checkpoint.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/optim_state_dict.h"
 #include "tessera/pytorch/state_dict.h"
 #include "tessera/training_state.h"

@@ -9,7 +9,7 @@
 #include "optim_state/training_tree.h"
 #include "tessera/load_options.h"
 #include "tessera/restore.h"
-#include "tessera/trainer_state.h"
+#include "tessera/stateful.h"
 
 namespace tessera::detail {
 

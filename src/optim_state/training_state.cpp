@@ -13,7 +13,7 @@
 #include "optim_state/training_tree.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
-#include "tessera/group_checkpoint.h"
+#include "tessera/restore.h"
 #include "tessera/snapshot.h"
 #include "tessera/training_state.h"
 #include "torch/tensor.h"

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "comm/segment.h"
-#include "tessera/dtype.h"
 #include "tessera/error.h"
+#include "tessera/layout.h"
 
 namespace tessera::same_host {
 

@@ -5,7 +5,7 @@
 
 #include "storage/storage.h"
 #include "tessera/error.h"
-#include "tessera/prepare_store.h"
+#include "tessera/stores.h"
 #ifdef TESSERA_REMOTE
 #include "base/process.h"
 #include "storage/http/client.h"

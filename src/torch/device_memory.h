@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "tessera/device_memory.h"
+#include "tessera/io.h"
 
 namespace tessera {
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "tessera/device_memory.h"
+#include "tessera/io.h"
 #include "tessera/value.h"
 
 namespace tessera {

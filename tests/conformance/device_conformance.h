@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/device_memory.h"
+#include "tessera/io.h"
 
 namespace tessera {
 

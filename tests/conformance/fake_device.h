@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/device_memory.h"
 #include "tessera/error.h"
+#include "tessera/io.h"
 
 namespace tessera {
 

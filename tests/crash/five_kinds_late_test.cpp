@@ -7,8 +7,8 @@
 
 #include "conformance/forwarding_store.h"
 #include "conformance/short_patience.h"
-#include "tessera/group_checkpoint.h"
-#include "tessera/trainer_state.h"
+#include "tessera/restore.h"
+#include "tessera/stateful.h"
 
 namespace tessera {
 namespace {

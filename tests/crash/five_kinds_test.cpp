@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "conformance/forwarding_store.h"
-#include "tessera/group_checkpoint.h"
+#include "tessera/restore.h"
 #include "tessera/run_directory.h"
 
 namespace tessera {

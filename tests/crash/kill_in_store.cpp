@@ -25,7 +25,6 @@
 #include "socket_wire.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/gc.h"
 #include "tessera/run_directory.h"
 
 namespace {

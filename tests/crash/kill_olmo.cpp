@@ -26,9 +26,9 @@
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
 #include "tessera/checkpoint.h"
+#include "tessera/copy.h"
 #include "tessera/error.h"
-#include "tessera/state_digests.h"
-#include "tessera/upload.h"
+#include "tessera/verify.h"
 
 namespace {
 

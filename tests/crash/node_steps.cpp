@@ -25,7 +25,7 @@
 #include "stepping_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/group_checkpoint.h"
+#include "tessera/restore.h"
 
 namespace {
 

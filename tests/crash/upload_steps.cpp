@@ -24,8 +24,8 @@
 #include "stepping_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/convert.h"
+#include "tessera/copy.h"
 #include "tessera/error.h"
-#include "tessera/upload.h"
 #include "tessera/verify.h"
 
 namespace {

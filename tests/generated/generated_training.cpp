@@ -23,7 +23,7 @@
 #include <string_view>
 
 #include "generated/run.h"
-#include "tessera/log.h"
+#include "tessera/library.h"
 
 namespace {
 

@@ -16,7 +16,6 @@
 #include "generated/second_model.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/optim_state_dict.h"
 #include "tessera/pytorch/state_dict.h"
 #include "tessera/training_state.h"

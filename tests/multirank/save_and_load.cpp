@@ -19,8 +19,8 @@
 #include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/group_checkpoint.h"
 #include "tessera/mesh.h"
+#include "tessera/restore.h"
 #include "torch/tensor.h"
 
 namespace {

@@ -22,7 +22,6 @@
 #include "tessera/mesh.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
-#include "tessera/random_state.h"
 
 namespace tessera::testing {
 

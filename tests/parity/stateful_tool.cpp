@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/save_part.h"
+#include "tessera/data_files.h"
 #include "tessera/stateful.h"
 
 namespace {

@@ -5,8 +5,6 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/data_files.h"
-#include "tessera/group_checkpoint.h"
-#include "tessera/optimizer_state.h"
 #include "tessera/restore.h"
 #include "tessera/stateful.h"
 #include "tessera/tensor_view.h"

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/detail/parameters_of.h"
 #include "tessera/detail/tensors_of.h"
 
 namespace [[gnu::visibility("default")]] tessera {

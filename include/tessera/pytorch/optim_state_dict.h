@@ -31,8 +31,8 @@
 #include <vector>
 
 #include "tessera/mesh.h"
-#include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
+#include "tessera/parameter.h"
 #include "tessera/value.h"
 
 namespace [[gnu::visibility("default")]] tessera {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "tessera/checkpoint.h"
-#include "tessera/state_digests.h"
 #include "tessera/verify.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "tessera/scan.h"
+#include "tessera/verify.h"
 
 #include <fnmatch.h>
 

@@ -18,7 +18,7 @@
 #include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/group_checkpoint.h"
+#include "tessera/restore.h"
 #include "value/children.h"
 
 namespace tessera {

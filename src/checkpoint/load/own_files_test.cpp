@@ -10,7 +10,6 @@
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"
-#include "tessera/group_checkpoint.h"
 #include "tessera/restore.h"
 
 namespace tessera {

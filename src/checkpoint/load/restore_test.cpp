@@ -7,7 +7,6 @@
 
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/test_support.h"
-#include "tessera/group_checkpoint.h"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "checkpoint/test_support.h"
 #include "conformance/fake_device.h"
-#include "tessera/group_checkpoint.h"
+#include "tessera/restore.h"
 
 namespace tessera {
 namespace {

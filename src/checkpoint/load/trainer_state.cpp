@@ -21,10 +21,8 @@
 #include "layout/boxes.h"
 #include "tessera/comm.h"
 #include "tessera/error.h"
-#include "tessera/group_checkpoint.h"
-#include "tessera/optimizer_state.h"
+#include "tessera/restore.h"
 #include "tessera/stateful.h"
-#include "tessera/trainer_state.h"
 #include "value/children.h"
 #include "value/render.h"
 

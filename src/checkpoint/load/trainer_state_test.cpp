@@ -10,9 +10,7 @@
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"
-#include "tessera/optimizer_state.h"
 #include "tessera/stateful.h"
-#include "tessera/trainer_state.h"
 
 namespace tessera {
 

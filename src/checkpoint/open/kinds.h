@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tessera/checkpoint.h"
-#include "tessera/kinds.h"
+#include "tessera/convert.h"
 #include "tessera/storage.h"
 
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake

@@ -9,7 +9,7 @@
 #include "checkpoint/test_support.h"
 #include "conformance/store_conformance.h"
 #include "tessera/checkpoint.h"
-#include "tessera/kinds.h"
+#include "tessera/convert.h"
 #include "tessera/restore.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/olmo_save.h"
+#include "tessera/save_options.h"
 #include "tessera/storage.h"
 #include "tessera/value.h"
 

@@ -29,7 +29,7 @@ struct Place {
 // is not whole.
 [[nodiscard]] bool has_known_kind(const Store& store);
 
-// Says them to whoever listens (tessera/log.h), each with the checkpoint's path.
+// Says them to whoever listens (tessera/library.h), each with the checkpoint's path.
 void say_warnings(const Checkpoint& checkpoint);
 
 // Lets find() look up names of one that did not come from Checkpoint::open.

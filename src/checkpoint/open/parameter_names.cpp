@@ -14,7 +14,7 @@
 #include "storage/forwarding_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/parameter_names.h"
+#include "tessera/restore.h"
 #include "value/render.h"
 
 namespace tessera {

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/test_support.h"
-#include "tessera/parameter_names.h"
 #include "tessera/restore.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "tessera/dtype.h"
+#include "tessera/layout.h"
 
 namespace tessera {
 

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "tessera/dtype.h"
 #include "tessera/layout.h"
 #include "tessera/storage.h"
 

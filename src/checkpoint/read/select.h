@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/dtype.h"
+#include "tessera/layout.h"
 #include "tessera/leaf.h"
 #include "tessera/value.h"
 

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "checkpoint/read/json_writer.h"
 #include "tessera/error.h"
-#include "tessera/version.h"
+#include "tessera/library.h"
 
 namespace tessera {
 namespace {

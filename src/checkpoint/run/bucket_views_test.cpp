@@ -13,9 +13,8 @@
 #include "storage/http/client.h"
 #include "storage/http/uri.h"
 #include "storage/s3/s3_store.h"
-#include "tessera/cached_store.h"
 #include "tessera/copy.h"
-#include "tessera/gc.h"
+#include "tessera/run_directory.h"
 
 namespace tessera {
 namespace {

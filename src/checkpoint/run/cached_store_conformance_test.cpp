@@ -1,6 +1,6 @@
 // A store with a cache is a store: what is in the cache changes nothing.
 #include "conformance/store_conformance.h"
-#include "tessera/cached_store.h"
+#include "tessera/copy.h"
 
 namespace tessera {
 namespace {

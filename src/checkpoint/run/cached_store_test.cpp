@@ -1,4 +1,4 @@
-#include "tessera/cached_store.h"
+#include "tessera/copy.h"
 
 #include <span>
 

@@ -15,7 +15,6 @@
 #include "conformance/temporary_directory.h"
 #include "conformance/unprivileged.h"
 #include "format/dcp/dcp.h"
-#include "tessera/upload.h"
 #include "tessera/verify.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "tessera/gc.h"
+#include "tessera/run_directory.h"
 
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-#include "tessera/gc.h"
+#include "tessera/run_directory.h"
 
 #include <chrono>
 #include <filesystem>
@@ -15,7 +15,7 @@
 #include "conformance/temporary_directory.h"
 #include "conformance/unprivileged.h"
 #include "tessera/copy.h"
-#include "tessera/save_part.h"
+#include "tessera/data_files.h"
 
 namespace tessera {
 

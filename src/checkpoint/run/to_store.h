@@ -6,8 +6,8 @@
 #include "base/process.h"
 #include "storage/posix/lock.h"
 #include "tessera/comm.h"
+#include "tessera/copy.h"
 #include "tessera/storage.h"
-#include "tessera/upload.h"
 
 namespace tessera {
 

@@ -13,7 +13,7 @@
 #include "storage/forwarding_store.h"
 #include "storage/posix/lock.h"
 #include "storage/posix/system.h"
-#include "tessera/safetensors_set.h"
+#include "tessera/save_options.h"
 
 namespace tessera {
 

@@ -16,9 +16,9 @@
 #include "checkpoint/run/upload_files.h"
 #include "checkpoint/save/place.h"
 #include "comm/long_work.h"
+#include "tessera/copy.h"
 #include "tessera/error.h"
-#include "tessera/store_capabilities.h"
-#include "tessera/upload.h"
+#include "tessera/stores.h"
 
 namespace tessera {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "checkpoint/read/side_file.h"
 #include "comm/message.h"
+#include "tessera/copy.h"
 #include "tessera/storage.h"
-#include "tessera/upload.h"
 
 namespace tessera {
 

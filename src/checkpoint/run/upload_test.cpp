@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 
 #include "checkpoint/run/testing.h"
-#include "tessera/upload.h"
+#include "tessera/copy.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "checkpoint/test_support.h"
-#include "tessera/save_part.h"
+#include "tessera/data_files.h"
 #include "tessera/verify.h"
 
 namespace tessera {

@@ -18,7 +18,7 @@
 #include "format/dcp/dcp.h"
 #include "tessera/data_files.h"
 #include "tessera/error.h"
-#include "tessera/store_capabilities.h"
+#include "tessera/stores.h"
 
 namespace tessera {
 namespace {

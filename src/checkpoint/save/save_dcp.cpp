@@ -42,7 +42,7 @@
 #include "comm/long_work.h"
 #include "comm/message.h"
 #include "tessera/error.h"
-#include "tessera/store_capabilities.h"
+#include "tessera/stores.h"
 #include "value/equality.h"
 
 namespace tessera {

@@ -15,7 +15,7 @@
 #include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
 #include "conformance/unprivileged.h"
-#include "tessera/save_part.h"
+#include "tessera/data_files.h"
 
 namespace tessera {
 namespace {

@@ -4,11 +4,11 @@
 #include <memory>
 
 #include "base/log.h"
-#include "tessera/save_part.h"
+#include "tessera/data_files.h"
 
 namespace tessera {
 
-// save_part() of tessera/save_part.h, into the root of `store`, with its phases in `log`.
+// save_part() of tessera/data_files.h, into the root of `store`, with its phases in `log`.
 SaveResult dcp_save_part(const Value& tree, Store& store, int rank, const SaveOptions& options,
                          const JobLog& log);
 

@@ -1,5 +1,5 @@
 // P-04: saves without collectives.
-#include "tessera/save_part.h"
+#include "tessera/data_files.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "checkpoint/test_support.h"
-#include "tessera/data_files.h"
 
 namespace tessera {
 namespace {

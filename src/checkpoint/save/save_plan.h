@@ -12,7 +12,6 @@
 
 #include "checkpoint/save/planned_leaf.h"
 #include "checkpoint/save/proposals.h"
-#include "tessera/dtype.h"
 #include "tessera/layout.h"
 #include "tessera/save_options.h"
 #include "tessera/value.h"

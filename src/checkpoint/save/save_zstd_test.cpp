@@ -11,7 +11,7 @@
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
-#include "tessera/save_part.h"
+#include "tessera/data_files.h"
 
 namespace tessera {
 namespace {

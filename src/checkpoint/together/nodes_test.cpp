@@ -10,11 +10,10 @@
 #include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"
 #include "storage/forwarding_store.h"
-#include "tessera/group_checkpoint.h"
+#include "tessera/copy.h"
 #include "tessera/restore.h"
-#include "tessera/state_digests.h"
-#include "tessera/trainer_state.h"
-#include "tessera/upload.h"
+#include "tessera/stateful.h"
+#include "tessera/verify.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/crc32.h"
 #include "checkpoint/together/testing.h"
 #include "io/testing.h"
-#include "tessera/state_digests.h"
+#include "tessera/verify.h"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "checkpoint/test_support.h"
 #include "layout/boxes.h"
-#include "tessera/safetensors_set.h"
+#include "tessera/save_options.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/process.h"
 #include "checkpoint/together/testing.h"
 #include "storage/forwarding_store.h"
-#include "tessera/group_checkpoint.h"
+#include "tessera/restore.h"
 
 namespace tessera {
 namespace {

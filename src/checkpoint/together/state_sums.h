@@ -12,7 +12,7 @@
 #include "checkpoint/together/share.h"
 #include "comm/message.h"
 #include "tessera/comm.h"
-#include "tessera/state_digests.h"
+#include "tessera/verify.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 #include "base/crc32.h"
 #include "checkpoint/test_support.h"
 #include "layout/boxes.h"
-#include "tessera/state_digests.h"
+#include "tessera/verify.h"
 #include "value/storage_reader.h"
 
 namespace tessera {

@@ -17,7 +17,7 @@
 #include "conformance/forwarding_store.h"
 #include "io/testing.h"
 #include "layout/boxes.h"
-#include "tessera/store_capabilities.h"
+#include "tessera/stores.h"
 
 namespace tessera::testing_support {
 

@@ -27,7 +27,7 @@
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
-#include "tessera/store_capabilities.h"
+#include "tessera/stores.h"
 
 namespace tessera {
 namespace {

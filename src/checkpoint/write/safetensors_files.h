@@ -7,7 +7,7 @@
 
 #include "format/safetensors/safetensors.h"
 #include "tessera/leaf.h"
-#include "tessera/safetensors_set.h"
+#include "tessera/save_options.h"
 
 namespace tessera {
 

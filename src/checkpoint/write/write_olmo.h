@@ -14,7 +14,7 @@
 #include "checkpoint/write/targets.h"
 #include "checkpoint/write/write_archive.h"
 #include "format/safetensors/safetensors.h"
-#include "tessera/olmo_save.h"
+#include "tessera/save_options.h"
 
 namespace tessera {
 

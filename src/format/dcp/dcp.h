@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "format/dcp/chunks.h"
-#include "tessera/dtype.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
 #include "tessera/leaf.h"

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/dtype.h"
 #include "tessera/layout.h"
 #include "tessera/value.h"
 

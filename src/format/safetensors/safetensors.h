@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/dtype.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
 

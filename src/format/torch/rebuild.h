@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/dtype.h"
 #include "tessera/layout.h"
 #include "tessera/value.h"
 

@@ -11,8 +11,8 @@
 #include "tessera/ddp.h"
 #include "tessera/deferred_init.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/state_dict.h"
 #include "torch/testing.h"
 
 namespace tessera {

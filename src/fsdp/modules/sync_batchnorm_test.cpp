@@ -11,8 +11,8 @@
 #include "conformance/errors.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/ddp.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/sync_batchnorm.h"
 #include "torch/testing.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/state_dict.h"
 
 #include <torch/torch.h>
 

@@ -7,8 +7,8 @@
 
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/trace.h"
 #include "torch/testing.h"
 

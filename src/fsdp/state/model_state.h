@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/comm.h"
-#include "tessera/module_ref.h"
+#include "tessera/parameter.h"
 #include "tessera/save_options.h"
 #include "tessera/value.h"
 

@@ -11,11 +11,10 @@
 #include "fsdp/state/model_state.h"
 #include "fsdp/testing/test_model.h"
 #include "fsdp/unit/unit_buffers.h"
-#include "tessera/buffers.h"
 #include "tessera/checkpoint.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/pytorch/state_dict.h"
+#include "tessera/unit_controls.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -12,7 +12,6 @@
 #include "fsdp/state/sharded_load.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/state_dict.h"
 #include "torch/tensor.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fsdp/testing/test_training.h"
-#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/unit_controls.h"
 #include "torch/test_device/device_mesh.h"
 #include "torch/testing.h"

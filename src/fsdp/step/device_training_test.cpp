@@ -16,7 +16,7 @@
 #include "fsdp/testing/test_training.h"
 #include "tessera/checkpoint.h"
 #include "tessera/optim.h"
-#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/unit_controls.h"
 #include "torch/device.h"
 #include "torch/test_device/device_mesh.h"

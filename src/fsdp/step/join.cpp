@@ -1,4 +1,4 @@
-#include "tessera/join.h"
+#include "tessera/ddp.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <torch/torch.h>

@@ -13,7 +13,7 @@
 
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
-#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/trace.h"
 #include "tessera/unit_controls.h"
 #include "torch/testing.h"

@@ -10,8 +10,8 @@
 
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/unit_controls.h"
 #include "torch/testing.h"
 

@@ -9,7 +9,7 @@
 
 #include "fsdp/unit/grad_reducer.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/comm_hooks.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"
 #include "torch/mesh_state.h"

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/pytorch/comm_hooks.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 
 namespace tessera::detail {
 

@@ -10,7 +10,6 @@
 #include "fsdp/state/sharded_load.h"
 #include "fsdp/testing/shardings.h"
 #include "tessera/fsdp.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/state_dict.h"
 #include "torch/testing.h"
 

@@ -17,8 +17,8 @@
 #include "fsdp/testing/test_training.h"
 #include "tessera/ddp.h"
 #include "tessera/optimizer_in_backward.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/unit_controls.h"
 #include "torch/testing.h"
 

@@ -10,7 +10,7 @@
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
-#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/trace.h"
 #include "torch/testing.h"
 

@@ -15,7 +15,6 @@
 #include "fsdp/testing/test_model.h"
 #include "tessera/ddp.h"
 #include "tessera/fsdp.h"
-#include "tessera/join.h"
 #include "tessera/norms.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"

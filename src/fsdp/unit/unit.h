@@ -143,7 +143,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   [[nodiscard]] ShardChanges& changes() noexcept { return changes_; }
   [[nodiscard]] const ShardChanges& changes() const noexcept { return changes_; }
 
-  // Whole, while nobody computes (tessera/pytorch/full_params.h)
+  // Whole, while nobody computes (tessera/pytorch/state_dict.h)
   // -----------------------------------------
   [[nodiscard]] const at::Tensor& shard() const { return store_->shard(); }
   [[nodiscard]] WholeParameters whole() const { return WholeParameters(*store_); }

@@ -10,8 +10,8 @@
 
 #include <torch/torch.h>
 
-#include "tessera/buffers.h"
 #include "tessera/error.h"
+#include "tessera/unit_controls.h"
 #include "torch/device.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-// The buffers that are no part of their module's state (tessera/buffers.h).
+// The buffers that are no part of their module's state (tessera/unit_controls.h).
 #pragma once
 
 #include <optional>

@@ -18,7 +18,7 @@ void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
                           std::size_t message_bytes = kBroadcastBytes);
 
 // WholeParameters: all parameters of a unit as one array, outside of the schedule: gathered, viewed
-// and cut again (tessera/pytorch/full_params.h, state dicts).
+// and cut again (tessera/pytorch/state_dict.h, state dicts).
 
 class WholeParameters {
  public:

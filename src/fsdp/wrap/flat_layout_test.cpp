@@ -23,7 +23,6 @@
 #include "tessera/norms.h"
 #include "tessera/optim.h"
 #include "tessera/optimizer_in_backward.h"
-#include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/state_dict.h"
 #include "tessera/unit_controls.h"
 #include "torch/testing.h"

@@ -26,8 +26,8 @@
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
-#include "tessera/local_cache.h"
 #include "tessera/storage.h"
+#include "tessera/stores.h"
 
 namespace tessera {
 namespace {

@@ -134,7 +134,7 @@ class BlockCache {
 };
 
 // A store whose objects are read through a cache of blocks, which fills itself: by versions, for
-// any objects. cached_store() of tessera/cached_store.h reads copies of files that somebody else
+// any objects. cached_store() of tessera/copy.h reads copies of files that somebody else
 // made.
 
 // Objects without an identity are not kept. Writes go to the store.

@@ -17,7 +17,7 @@
 #include "conformance/store_conformance.h"
 #include "conformance/temporary_directory.h"
 #include "storage/forwarding_store.h"
-#include "tessera/local_cache.h"
+#include "tessera/stores.h"
 
 namespace tessera {
 

@@ -13,7 +13,7 @@
 #include "storage/http/reply.h"
 #include "storage/http/shared_library.h"
 #include "storage/http/uri.h"
-#include "tessera/version.h"
+#include "tessera/library.h"
 
 namespace tessera {
 namespace {

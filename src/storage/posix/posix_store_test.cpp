@@ -9,7 +9,7 @@
 #include "conformance/unprivileged.h"
 #include "storage/forwarding_store.h"
 #include "storage/storage.h"
-#include "tessera/store_capabilities.h"
+#include "tessera/stores.h"
 
 namespace tessera {
 

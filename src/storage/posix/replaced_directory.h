@@ -8,7 +8,7 @@
 #include "base/process.h"
 #include "storage/posix/lock.h"
 #include "tessera/storage.h"
-#include "tessera/store_capabilities.h"
+#include "tessera/stores.h"
 
 namespace tessera {
 

@@ -14,7 +14,7 @@
 #include "conformance/errors.h"
 #include "storage/s3/s3_sink.h"
 #include "storage/s3/test_bucket.h"
-#include "tessera/store_capabilities.h"
+#include "tessera/stores.h"
 
 namespace tessera {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <tessera/checkpoint.h>
 #include <tessera/comm.h>
+#include <tessera/version.h>  // an old name, of library.h
 
 // Prints how many tensors the checkpoint of the first argument holds; saves a state in the folder
 // of the second one, loads it again and prints what it got.
@@ -13,5 +14,5 @@ int main(int argc, char** argv) {
   tessera::save(tessera::Value::dict({{"step", 7}}), argv[2], *group);
   tessera::Value state = tessera::Value::dict({{"step", 0}});
   tessera::load(state, argv[2], *group);
-  std::cout << "step " << state.at("step").as_int() << '\n';
+  std::cout << tessera::version() << " step " << state.at("step").as_int() << '\n';
 }

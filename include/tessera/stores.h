@@ -1,16 +1,20 @@
-// What not every store can do: directories that appear whole, holds, copies by a server, uploads
-// that it knows of.
+// What stores can do beyond reading and writing, a cache on a disk of this machine, and libraries
+// loaded ahead of time.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "tessera/io.h"
 
 namespace [[gnu::visibility("default")]] tessera {
+
+// What not every store can do: directories that appear whole, holds, copies by a server, uploads
+// that it knows of.
 
 enum class IfExists { fail, replace };
 
@@ -76,5 +80,32 @@ struct UnfinishedUpload {
   std::chrono::system_clock::time_point last;  // its begin or its last part: what came later
   std::function<void()> abort;                 // no error if it has ended meanwhile
 };
+
+// Blocks of remote objects on a disk of this machine, for whoever reads checkpoints by their URLs.
+
+struct LocalCache {
+  // May hold other things: the cache has a directory of its own in it, tessera-blocks-UID, and
+  // touches nothing else.
+  std::string directory;
+  // What it may grow to. Blocks that were not used for longest go first.
+  std::uint64_t most_bytes = std::uint64_t{50} << 30U;
+};
+
+// From now on what this process reads of checkpoints at URLs is kept there, and read from there if
+// the object still is the version that it was: of the same address, its query included, and with
+// the same strong ETag. What has none is not kept. Each MiB has a digest, so damage is no more than
+// a miss. Processes of one user may share a directory, and those of several users, each of whom has
+// blocks of its own. A disk that is full or cannot be written is told once, and costs nothing else.
+// Throws `unsafe` if what is at tessera-blocks-UID is not a directory of this user alone with the
+// cache's marker, and `unsupported` if that is of another version. Without a value it ends. Not
+// while another thread opens checkpoints.
+void use_local_cache(std::optional<LocalCache> cache);
+
+// What stores need of other libraries, loaded ahead of time.
+
+// Loads the libraries that the store of a URL needs; else the first open_store() of one does, on
+// whatever thread that is. They read the environment while they are loaded (library.h). Nothing
+// for a path. Throws `unsupported` where a library is missing or too old.
+void prepare_store(const std::string& path_or_url);
 
 }  // namespace tessera
