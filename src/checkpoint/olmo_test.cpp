@@ -132,6 +132,31 @@ INSTANTIATE_TEST_SUITE_P(Golden, OlmoLocal,
                                          Case{"fsdp1_uop1_ws2", 2, true},
                                          Case{"fsdp1_uop1_ws4", 4, true}));
 
+// State that is cut lies end to end in one flat parameter, which has one type.
+TEST(OlmoLocalFlat, StateOfSeveralTypesIsRefused) {
+  const auto four = [](DType dtype) {
+    Tensor tensor = counting({4}, whole({4}), 0);
+    tensor.dtype = dtype;
+    return Value(std::move(tensor));
+  };
+  const auto state = [&](DType dtype) { return Value::dict({{"exp_avg", four(dtype)}}); };
+  const Value tree = Value::dict(
+      {{"model", Value::dict({{"a", four(DType::float32)}, {"b", four(DType::float32)}})},
+       {"optim",
+        Value::dict(
+            {{"state", Value::dict({{"a", state(DType::float16)}, {"b", state(DType::float32)}})},
+             {"param_groups",
+              Value::list({Value::dict({{"params", Value::list({"a", "b"})}})})}})}});
+  const std::string work = temporary_directory();
+  save(tree, work + "/dcp", *solo_group());
+  ConvertOptions options = to(CheckpointKind::olmo_local, 2);
+  EXPECT_NO_THROW((void)convert(work + "/dcp", work + "/aligned", options));
+  options.olmo.orig_params = false;
+  const Error error = error_of([&] { (void)convert(work + "/dcp", work + "/flat", options); });
+  EXPECT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+  EXPECT_EQ(error.key(), "optim.state.b");
+}
+
 class OlmoLegacy : public testing::TestWithParam<Case> {};
 
 // The golden's first file, taken apart and given back as one rank's whole tensors.

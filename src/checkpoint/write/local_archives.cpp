@@ -301,6 +301,21 @@ void require_same(const SourceTensors& sources, const std::string& name,
   }
 }
 
+// What is cut lies end to end with that of the other parameters.
+DType common_type(const FlatModel& model, const std::string& name,
+                  const std::map<std::string, const Value*>& holders) {
+  const DType dtype = holders.begin()->second->as_tensor().dtype;
+  for (const auto& [param, value] : holders) {
+    if (is_sharded(name, *value, *param_of(model, param).tensor) &&
+        value->as_tensor().dtype == dtype)
+      continue;
+    throw Error(ErrorCode::unsupported, "of parameters of one flat parameter the optimizer has '" +
+                                            name + "' in several types")
+        .at_key("optim.state." + param);
+  }
+  return dtype;
+}
+
 OptimFile::Entries OptimFile::entries_of(std::size_t unit) const {
   Entries entries;
   for (const std::size_t p : model.of_unit[unit]) {
@@ -328,8 +343,8 @@ std::optional<Value> OptimFile::of_unit(std::size_t unit) {
         const auto found = by_name.find(param.name);
         return found == by_name.end() ? nullptr : &sources.of(found->second->as_tensor());
       };
-      own.set_item(key(name),
-                   flat_shard(model, unit, shard, {first->as_tensor().dtype, 0, source}, archive));
+      const ShardContent content{common_type(model, name, holders), 0, source};
+      own.set_item(key(name), flat_shard(model, unit, shard, content, archive));
       continue;
     }
     require_same(sources, name, holders);
