@@ -18,23 +18,6 @@ using Slot = torch_file::Writer::Slot;
 
 constexpr std::size_t kSharedWindow = 1 << 20;  // bytes
 
-// Padding between parameters.
-WrittenSum write_filling(const ArchivePart& part, DType dtype, const RunTarget& target) {
-  WrittenSum sum;
-  const std::size_t element = size_of(dtype);
-  const auto step = static_cast<std::int64_t>(kSharedWindow / element);
-  std::uint64_t at = target.begin;
-  for (std::int64_t done = 0; done < part.count; done += step) {
-    const std::vector<std::byte> bytes =
-        filled(dtype, part.fill, std::min(step, part.count - done));
-    target.sink->write_at(target.offset + at, bytes);
-    sum.add(
-        {bytes.size(), crc32_term(crc32(bytes), bytes.size(), target.size - at - bytes.size())});
-    at += bytes.size();
-  }
-  return sum;
-}
-
 // A storage of the maker's, as it is, or a tensor of its own.
 WrittenSum write_value(const Slot& slot, ByteSink& sink) {
   if (slot.storage) {
@@ -76,8 +59,13 @@ SharedArchive::SharedArchive(Archive archive, const FileRole& role, int rank, in
 RunSums SharedArchive::write_part(const ArchivePart& part, const Slot& slot, std::uint64_t begin,
                                   const PlacedTensors& tensors, Meter& meter) const {
   const RunTarget target{sink_.get(), slot.offset, slot.size, begin};
-  if (part.source == nullptr)
-    return {is_made_here() ? write_filling(part, slot.tensor->dtype, target) : WrittenSum(), {}};
+  if (part.source == nullptr) {
+    if (!is_made_here()) return {};
+    const std::uint64_t size = static_cast<std::uint64_t>(part.count) * size_of(slot.tensor->dtype);
+    const std::uint32_t crc =
+        write_filling(part, slot.tensor->dtype, *sink_, slot.offset + begin, meter.stop());
+    return {{size, crc32_term(crc, size, slot.size - begin - size)}, {}};
+  }
   const Tensor& tensor = part.source->value.as_tensor();
   const std::vector<Box> boxes =
       boxes_to_write(tensors.of(*part.source), tensor.shape,

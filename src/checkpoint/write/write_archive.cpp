@@ -17,6 +17,8 @@
 namespace tessera {
 namespace {
 
+constexpr std::size_t kFillingWindow = 64 << 10;  // bytes
+
 bool is_unchecked(const Storage& storage) {
   // A storage without bytes may be nowhere at all.
   return !is_in_memory(storage) && storage.source && !has_crc(storage) &&
@@ -35,38 +37,6 @@ std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, Byte
   return crc;
 }
 
-// Writes one part at `at`; returns the CRC-32 of the slot's bytes up to its end, of which `crc` is
-// that of the bytes before it.
-std::uint32_t stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part,
-                          ByteSink& sink, std::uint64_t at, std::uint32_t crc) {
-  const std::size_t element = size_of(dtype);
-  std::vector<std::byte> scratch = job.buffer_for(static_cast<std::uint64_t>(part.count) * element);
-  const auto step = static_cast<std::int64_t>(std::max<std::size_t>(scratch.size() / element, 1));
-  std::optional<TensorReader> reader;
-  if (part.source != nullptr)
-    reader.emplace(part.source->value.as_tensor(), part.source->name, job.tile);
-  for (std::int64_t begin = 0; begin < part.count; begin += step) {
-    const std::int64_t count = std::min(step, part.count - begin);
-    const auto bytes = MutableByteView(scratch).first(static_cast<std::size_t>(count) * element);
-    if (reader) {
-      reader->read(part.slice, begin, count, bytes.data());
-      job.meter.add(bytes.size());
-    } else {
-      require_going_on(job.meter.stop());
-      const std::vector<std::byte> values = filled(dtype, part.fill, count);
-      std::copy(values.begin(), values.end(), bytes.begin());
-    }
-    crc = crc32(bytes, crc);
-    sink.write_at(at, bytes);
-    at += bytes.size();
-  }
-  if (reader) {
-    reader->hand_over(*job.checks);
-    job.counters.add(reader->report());
-  }
-  return crc;
-}
-
 // The slot of a tensor that is put together from `parts`.
 std::uint32_t stream_parts(const ConvertJob& job, const Tensor& tensor,
                            const std::vector<ArchivePart>& parts, ByteSink& sink,
@@ -74,8 +44,13 @@ std::uint32_t stream_parts(const ConvertJob& job, const Tensor& tensor,
   std::uint32_t crc = 0;
   std::uint64_t at = slot.offset;
   for (const ArchivePart& part : parts) {
-    crc = stream_part(job, tensor.dtype, part, sink, at, crc);
-    at += static_cast<std::uint64_t>(part.count) * size_of(tensor.dtype);
+    const std::uint32_t of_part =
+        part.source != nullptr ? stream_slice(job, part.source->name,
+                                              part.source->value.as_tensor(), part.slice, sink, at)
+                               : write_filling(part, tensor.dtype, sink, at, job.meter.stop());
+    const std::uint64_t size = static_cast<std::uint64_t>(part.count) * size_of(tensor.dtype);
+    crc = at == slot.offset ? of_part : crc32_combine(crc, of_part, size);
+    at += size;
   }
   return crc;
 }
@@ -100,12 +75,21 @@ std::string root_of_archive(const std::string& file) {
   return ascii ? stem : "archive";
 }
 
-std::vector<std::byte> filled(DType dtype, double fill, std::int64_t count) {
-  const std::vector<double> values(static_cast<std::size_t>(count), fill);
-  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+std::uint32_t write_filling(const ArchivePart& part, DType dtype, ByteSink& sink, std::uint64_t at,
+                            const std::stop_token& stop) {
+  const std::size_t element = size_of(dtype);
+  const auto most = static_cast<std::int64_t>(kFillingWindow / element);
+  const std::vector<double> values(static_cast<std::size_t>(std::min(part.count, most)), part.fill);
+  std::vector<std::byte> bytes(values.size() * element);
   cast(DType::float64, reinterpret_cast<const std::byte*>(values.data()), dtype, bytes.data(),
-       count);
-  return bytes;
+       static_cast<std::int64_t>(values.size()));
+  return write_elements(
+      sink, at, part.count, element,
+      [&](std::int64_t, std::int64_t count, MutableByteView all) {
+        require_going_on(stop);
+        return ByteView(all).first(static_cast<std::size_t>(count) * element);
+      },
+      bytes);
 }
 
 void Wholes::sort() {

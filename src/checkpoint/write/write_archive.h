@@ -50,8 +50,10 @@ struct Archive {
 
 // The folder inside the archive: the file's stem, as torch.save names it (checkpoint-rows F-01).
 [[nodiscard]] std::string root_of_archive(const std::string& file);
-// `count` times the value `fill`.
-[[nodiscard]] std::vector<std::byte> filled(DType dtype, double fill, std::int64_t count);
+// Writes a part without a source at `at`; returns the CRC-32 of its bytes. Throws `cancelled` once
+// `stop` is requested.
+std::uint32_t write_filling(const ArchivePart& part, DType dtype, ByteSink& sink, std::uint64_t at,
+                            const std::stop_token& stop);
 
 // Leaves with a piece that is the whole tensor as plain elements keep their storage and share it as
 // in the tree; those with other pieces become dense; those without are filled by `parts`.
