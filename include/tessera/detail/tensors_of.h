@@ -23,47 +23,6 @@
 
 namespace [[gnu::visibility("default")]] tessera {
 
-// What is known of the parameters of a forward. Internal; see tessera/fsdp.h.
-namespace detail {
-
-// The parameters of a member function; none are known of one that is overloaded or a template.
-template <typename Function>
-struct ParametersOf {
-  using type = std::tuple<>;
-};
-template <typename Class, typename Result, typename... Parameters>
-struct ParametersOf<Result (Class::*)(Parameters...)> {
-  using type = std::tuple<Parameters...>;
-};
-template <typename Class, typename Result, typename... Parameters>
-struct ParametersOf<Result (Class::*)(Parameters...) const> {
-  using type = std::tuple<Parameters...>;
-};
-template <typename Impl>
-struct ParametersOfForward {
-  using type = std::tuple<>;
-};
-template <typename Impl>
-requires requires {
-  &Impl::forward;
-}
-struct ParametersOfForward<Impl> : ParametersOf<decltype(&Impl::forward)> {};
-
-// Whether parameter I is a reference through which forward may change what has tensors inside.
-template <typename Parameters, std::size_t I>
-constexpr bool may_change() {
-  if constexpr (I < std::tuple_size_v<Parameters>) {
-    using Parameter = std::tuple_element_t<I, Parameters>;
-    return std::is_lvalue_reference_v<Parameter> &&
-           !std::is_const_v<std::remove_reference_t<Parameter>> &&
-           TensorsOf<std::decay_t<Parameter>>::any;
-  } else {
-    return false;
-  }
-}
-
-}  // namespace detail
-
 // `known`: whether all tensors inside a T are found. `any`: whether there may be some.
 template <typename T, typename = void>
 struct TensorsOf {
@@ -168,5 +127,46 @@ struct TensorsOf<std::pair<A, B>> {
     TensorsOf<B>::visit(values.second, f);
   }
 };
+
+// What is known of the parameters of a forward. Internal; see tessera/fsdp.h.
+namespace detail {
+
+// The parameters of a member function; none are known of one that is overloaded or a template.
+template <typename Function>
+struct ParametersOf {
+  using type = std::tuple<>;
+};
+template <typename Class, typename Result, typename... Parameters>
+struct ParametersOf<Result (Class::*)(Parameters...)> {
+  using type = std::tuple<Parameters...>;
+};
+template <typename Class, typename Result, typename... Parameters>
+struct ParametersOf<Result (Class::*)(Parameters...) const> {
+  using type = std::tuple<Parameters...>;
+};
+template <typename Impl>
+struct ParametersOfForward {
+  using type = std::tuple<>;
+};
+template <typename Impl>
+requires requires {
+  &Impl::forward;
+}
+struct ParametersOfForward<Impl> : ParametersOf<decltype(&Impl::forward)> {};
+
+// Whether parameter I is a reference through which forward may change what has tensors inside.
+template <typename Parameters, std::size_t I>
+constexpr bool may_change() {
+  if constexpr (I < std::tuple_size_v<Parameters>) {
+    using Parameter = std::tuple_element_t<I, Parameters>;
+    return std::is_lvalue_reference_v<Parameter> &&
+           !std::is_const_v<std::remove_reference_t<Parameter>> &&
+           TensorsOf<std::decay_t<Parameter>>::any;
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
 
 }  // namespace tessera

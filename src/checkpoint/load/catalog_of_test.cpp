@@ -156,7 +156,7 @@ TEST(PatientStore, WhatIsKnownToBeThereIsWaitedFor) {
   const auto store = memory_store("late");
   const auto not_replaced = [] { return false; };
   const auto patient = patient_store(store, {}, not_replaced);
-  const testing::ShortPatience patience;
+  const testing_support::ShortPatience patience;
   EXPECT_EQ(code_of([&] { (void)patient->open("b"); }), ErrorCode::incomplete);
   put(*store, "b", Bytes(3), IfExists::fail);
   EXPECT_EQ(patient->open("b")->size(), 3U);

@@ -257,7 +257,8 @@ void Resumption::bring_back() {
   const std::vector<ObjectInfo> objects = there->list_level();
   const std::set<std::string> own = own_files(*there, objects);
   const std::string end = "_" + attempt_ + ".distcp";
-  for (const auto& [name, size, version] : objects) {
+  for (const ObjectInfo& object : objects) {
+    const std::string& name = object.name;
     if (!is_attempt_name(name) || !name.ends_with(end) || own.contains(name)) continue;
     make_directories(work_.content());
     move_into_place(destination_.directory + "/" + name, path_of(name), IfExists::replace);
