@@ -11,6 +11,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import check_budgets
+import check_docs
 import check_hostile
 import check_layers
 import check_rows
@@ -61,6 +62,11 @@ def page_of(name, text, ids):
     spec = check_rows.SPECS[name]
     with make_tree({spec.page: text}) as root:
         return check_rows.check_page(pathlib.Path(root), spec, ids, {"A.Works"})[0]
+
+
+def pages(files):
+    with make_tree(files) as root:
+        return check_docs.violations(pathlib.Path(root))
 
 
 def lines(count):
@@ -327,6 +333,34 @@ E8  no section
     def test_names_that_another_specification_has_get_another_beginning(self):
         spec = check_rows.Spec("a.md", ["6"], "", {}, renamed={"Q-": "OQ-"}, found=("OQ-03",))
         self.assertEqual(check_rows.extract(spec, "## 6. Quirks\n- Q-01 one\n- P-02 two"), ["OQ-01", "P-02", "OQ-03"])
+
+
+class Pages(unittest.TestCase):
+    tree = {"src/load/fill.h": "", "include/tessera/io.h": "", "tests/crash/killed.cpp": "", "tools/lint": "", "LICENSE": "",
+            "docs/b.md": "# One `thing`\n## In a [link](b.md): x, y\n```\n# none\n```\n"}
+
+    def found(self, text, page="docs/design/a.md"):
+        return pages({**self.tree, page: text})
+
+    def test_links_lead_to_files_and_headings(self):
+        for link in ("../b.md", "../b.md#one-thing", "../b.md#in-a-link-x-y", "#here", "..", "../../LICENSE", "../../tests/crash",
+                     "https://example.org/a", "mailto:a@b"):
+            self.assertEqual(self.found(f"# Here\n[a `b`]({link})\n"), [], link)
+        for link in ("b.md", "../c.md", "../b.md#two", "#one-thing", "../b.md#none", "../../tests/crash/x", "/LICENSE"):
+            self.assertEqual([line.split(": ")[0] for line in self.found(f"# Here\n[a]({link})\n")], ["docs/design/a.md:2"], link)
+            self.assertEqual(len(self.found(f"[a]({link})\n", "CHANGELOG.md")), 1, link)
+            self.assertEqual(self.found(f"`[a]({link})`\n```\n[a]({link})\n```\n"), [], link)
+
+    def test_paths_in_backquotes_are_in_the_tree(self):
+        for path in ("src/load/fill.h", "load/fill.h", "fill.h", "src/load/", "crash/", "src/", "tessera/io.h", "tests/crash/killed",
+                     "tools/lint --all", "tests/crash/NAME.cpp", "src/*/x.h", ".cpp", "<nccl.h>", "a/b", "there/", "1/2"):
+            self.assertEqual(self.found(f"`{path}`\n"), [], path)
+        for path in ("src/load/full.h", "src/fill.h", "ill.h", "read/fill.h", "src/read/", "load/crash/", "tessera/none",
+                     "tools/lont --all", "python3 tools/lint.py", "lint.py", "tests/crash/killed.h"):
+            self.assertEqual(len(self.found(f"`{path}`\n")), 1, path)
+            self.assertEqual(len(self.found(f"`{path}`\n", "HACKING.md")), 1, path)
+            self.assertEqual(self.found(f"`{path}`\n", "docs/history/a.md"), [], path)
+            self.assertEqual(self.found(path), [], path)
 
 
 class Functions(unittest.TestCase):
