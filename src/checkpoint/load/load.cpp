@@ -141,8 +141,14 @@ void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& opt
     FillJob job{plan.fillings, plan.owners, options.threads, source.is_own() ? &checks : nullptr,
                 counters,      *meter};
     job.filled = options.filled;
-    fill_all(job);
-    checks.read_rest(options.threads, stop);
+    try {
+      fill_all(job);
+      checks.read_rest(options.threads, stop);
+    } catch (const Error&) {
+      // Bytes of another save do not fit what rank 0 has opened: the other save is the reason.
+      if (!stop.stop_requested()) source.require_same_save();
+      throw;
+    }
     source.require_same_save();
     meter->finish();  // what the hook throws has to reach all ranks
   });
