@@ -27,7 +27,8 @@ inline torch::Tensor batch_of(int step, int micro, const Mesh& mesh) {
 
 template <typename Model>
 torch::Tensor loss_of(Model& net, const torch::Tensor& tokens) {
-  const auto logits = net(tokens.narrow(1, 0, 4)).to(torch::kFloat);
+  auto logits = net(tokens.narrow(1, 0, 4));
+  if (logits.scalar_type() != torch::kDouble) logits = logits.to(torch::kFloat);
   return torch::cross_entropy_loss(logits.reshape({-1, kVocabulary}),
                                    tokens.narrow(1, 1, 4).reshape({-1}).to(logits.device()));
 }

@@ -21,13 +21,21 @@ using testing::Net;
 using testing::run_mesh;
 using testing::shard;
 
+// In doubles: AdamW divides by the size of a gradient, so one that is nothing but rounding would
+// move a parameter by the whole learning rate, either way.
+Net precise_net(const testing::NetOptions& options) {
+  auto net = make_net(options);
+  net->to(torch::kDouble);
+  return net;
+}
+
 // Losses and final parameters of `steps` steps on all ranks' batches together, not sharded.
 struct Expected {
   std::vector<double> losses;
   std::vector<torch::Tensor> parameters;
 };
 Expected expected_of(int world, int steps, const testing::NetOptions& options) {
-  auto net = make_net(options);
+  auto net = precise_net(options);
   // parameters() of libtorch names a shared parameter twice.
   torch::optim::AdamW optimizer(local_tensors(sharded_parameters(net)),
                                 torch::optim::AdamWOptions(1e-2));
@@ -52,7 +60,7 @@ TEST_P(Training, EqualsSingleProcessOnAllRanksData_T1) {
   options.tied = tied;
   const auto expected = expected_of(world, 4, options);
   run_mesh(world, [&](Mesh& mesh) {
-    auto net = make_net(options);
+    auto net = precise_net(options);
     shard(net, mesh);
     const auto parameters = sharded_parameters(net);
     AdamW optimizer(parameters, {.lr = 1e-2});
@@ -62,13 +70,13 @@ TEST_P(Training, EqualsSingleProcessOnAllRanksData_T1) {
       loss.backward();
       optimizer.step();
       const double mean = mesh.all_reduce_sum(loss.item<double>()) / mesh.size();
-      ASSERT_NEAR(mean, expected.losses[step], 1e-6 * expected.losses[step]) << "step " << step;
+      ASSERT_NEAR(mean, expected.losses[step], 1e-9 * expected.losses[step]) << "step " << step;
     }
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto& whole = expected.parameters[i];
       const auto rows = parameters[i].local.size(0);
       const auto mine = whole.narrow(0, parameters[i].offset, rows);
-      EXPECT_TRUE(testing::allclose(parameters[i].local.detach(), mine, 1e-4, 1e-5))
+      EXPECT_TRUE(testing::allclose(parameters[i].local.detach(), mine, 1e-8, 1e-9))
           << parameters[i].name();
     }
   });
@@ -84,19 +92,19 @@ TEST(FullyShard, TakesALossOfWhatAllRanksGathered) {
     for (const int world : {1, 2, 3}) {
       const auto expected = expected_of(world, 3, {});
       const auto body = [&](Mesh& mesh) {
-        auto net = make_net({});
+        auto net = precise_net({});
         shard(net, mesh);
         AdamW optimizer(sharded_parameters(net), {.lr = 1e-2});
         for (int step = 0; step < 3; ++step) {
           optimizer.zero_grad();
           const auto tokens = batch_of(step, 0, mesh);
-          const auto logits = net(tokens.narrow(1, 0, 4)).to(torch::kFloat);
+          const auto logits = net(tokens.narrow(1, 0, 4));
           auto loss = torch::cross_entropy_loss(
               torch::cat(all_gather(logits, mesh)).reshape({-1, testing::kVocabulary}),
               torch::cat(all_gather(tokens, mesh)).narrow(1, 1, 4).reshape({-1}).to(mesh.device()));
           loss.backward();
           optimizer.step();
-          ASSERT_NEAR(loss.item<double>(), expected.losses[step], 1e-6 * expected.losses[step])
+          ASSERT_NEAR(loss.item<double>(), expected.losses[step], 1e-9 * expected.losses[step])
               << "step " << step << " of " << world;
         }
       };
