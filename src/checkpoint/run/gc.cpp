@@ -21,6 +21,7 @@
 #include "storage/forwarding_store.h"
 #include "storage/posix/atomic_file.h"
 #include "storage/posix/lock.h"
+#include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "storage/storage.h"
 #include "tessera/checkpoint.h"
@@ -40,6 +41,14 @@ bool is_working_name(std::string_view name, std::string_view of = {}) {
   const std::size_t at = name.rfind(kWorking);
   if (at == std::string_view::npos || at == 0) return false;
   return is_attempt(name.substr(at + kWorking.size())) && (of.empty() || name.substr(0, at) == of);
+}
+
+// Whether a directory is a part of one that is not finished: there only its writer knows what is
+// left over.
+bool is_in_work(const std::string& directory) {
+  return std::ranges::any_of(std::filesystem::path(directory), [](const auto& part) {
+    return is_working_name(part.native()) || is_resumable_name(part.native());
+  });
 }
 
 struct Extent {
@@ -81,7 +90,7 @@ class Search {
     for (const DirectoryEntry& entry : entries) {
       if (entry.is_directory && is_working_name(entry.name)) {
         result_.found.push_back(leftover_at(entry.path, LeftoverKind::directory, now_));
-      } else if (entry.is_directory) {
+      } else if (entry.is_directory && !is_resumable_name(entry.name)) {
         // What is closed to us we have not written.
         if (const auto below = entries_if_open(entry.path)) look_in(entry.path, *below);
       } else if (is_temporary_name(entry.name)) {
@@ -297,7 +306,7 @@ void collect_store(const std::shared_ptr<Store>& store, Collection& collection) 
         {object.name.substr(slash == std::string::npos ? 0 : slash + 1), object.size});
   }
   for (const auto& [directory, files] : by_directory) {
-    if (!may_be_dcp(files)) continue;
+    if (is_in_work(directory) || !may_be_dcp(files)) continue;
     collect_unless_held(directory.empty() ? store : std::make_shared<SubStore>(store, directory),
                         collection);
   }

@@ -102,6 +102,19 @@ TEST(Gc, AWriterThatLivesKeepsItsFiles_C06) {
   EXPECT_FALSE(fs::exists(run + "/step3-tmp-0123456789ab"));
 }
 
+// Whoever names a store means the same directories.
+TEST(Gc, WhatAStoreOfADiskHasNotFinishedKeepsItsFiles_C06) {
+  const std::string run = littered();
+  const auto store = posix_store(run);
+  const auto made = store->new_directory("step9", IfExists::fail);
+  const std::string live = made->working() + "/model_and_optim/__0_0_0123456789ab.distcp";
+  put(*store, live, {}, IfExists::fail);
+  make_old(run + "/" + live);
+  const GcReport report = gc(store, {.remove = true});
+  EXPECT_TRUE(fs::exists(run + "/" + live));
+  EXPECT_FALSE(fs::exists(run + "/step2/__3_1_0123456789ab.distcp"));
+}
+
 TEST(Gc, WhatWasReplacedIsAsOldAsWhatReplacedIt) {
   const std::string directory = temporary_directory();
   save_step(directory, 1);

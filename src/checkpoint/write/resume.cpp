@@ -32,7 +32,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr std::string_view kMark = ".resume";
 constexpr std::size_t kLongestName = 255;                       // what Linux file systems take
 constexpr std::uint64_t kRecordLimit = std::uint64_t{1} << 30;  // bytes
 
@@ -144,12 +143,13 @@ std::string file_path(const Destination& destination) {
 // already, and may be on a file system of its own, inside.
 std::string work_path(const Destination& destination) {
   if (destination.publishing == Publishing::marker)
-    return destination.directory + "/" + std::string(kMark);
+    return destination.directory + "/" + std::string(kResumeMark);
   const fs::path path(destination.publishing == Publishing::file
                           ? file_path(destination)
                           : without_slashes(destination.directory));
-  const std::string name = path.filename().string().substr(0, kLongestName - 1 - kMark.size());
-  return directory_of(path) + "/." + name + std::string(kMark);
+  const std::string name =
+      path.filename().string().substr(0, kLongestName - 1 - kResumeMark.size());
+  return directory_of(path) + "/." + name + std::string(kResumeMark);
 }
 
 // Whether the file is there under this name alone: a second one may be a backup's, and a link may

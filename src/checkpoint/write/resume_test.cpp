@@ -8,6 +8,7 @@
 
 #include "checkpoint/test_support.h"
 #include "storage/posix/replaced_directory.h"
+#include "tessera/run_directory.h"
 
 namespace tessera {
 namespace {
@@ -390,6 +391,32 @@ TEST_F(ResumeTest, DataFilesThatWereMovedAreTakenBack) {
   EXPECT_EQ(code_of([&] { (void)Checkpoint::open(target); }), ErrorCode::incomplete);
   EXPECT_GE(resume(target).bytes_resumed, 2 * kTensorBytes);
   expect_equal(target);
+}
+
+// Files that a conversion will publish look like leftovers of a killed one; nobody holds their
+// directory.
+TEST_F(ResumeTest, GcLeavesTheWorkAlone) {
+  const GcOptions at_once{.remove = true, .older_than = std::chrono::seconds(0)};
+  for (const auto& [name, kind] :
+       {std::pair("d", CheckpointKind::dcp), std::pair("n", CheckpointKind::olmo_torch_new)}) {
+    options_.to = kind;
+    options_.ranks = 2;
+    const std::string target = root_ + "/" + name;
+    interrupt(target, 3 * kTensorBytes);
+    const GcReport report = gc(root_, at_once);
+    EXPECT_TRUE(report.leftovers.empty()) << report.leftovers.at(0).path;
+    (void)gc(posix_store(root_), at_once);
+    EXPECT_GE(resume(target).bytes_resumed, 2 * kTensorBytes) << name;
+    expect_equal(target);
+    fs::remove_all(target);
+    ConvertOptions live = options_;
+    live.progress = [&](const Progress& progress) {
+      if (progress.done >= 3 * kTensorBytes) (void)gc(root_, at_once);
+      std::this_thread::sleep_for(std::chrono::milliseconds(101));
+    };
+    (void)convert(source_, target, live);
+    expect_equal(target);
+  }
 }
 
 TEST_F(ResumeTest, AFailureThatMadeNothingLeavesNothing) {

@@ -83,6 +83,11 @@ class ReplacedDirectory {
 
 // A directory in which work goes on after an interruption.
 //
+// Its name is this, or "." before that of what is made in it and this behind it.
+inline constexpr std::string_view kResumeMark = ".resume";
+[[nodiscard]] inline bool is_resumable_name(std::string_view name) {
+  return name.starts_with('.') && name.ends_with(kResumeMark);
+}
 //     PATH/lock   locked while somebody works
 //     PATH/new/   the files
 //     PATH/...    what their writer notes of them
