@@ -115,6 +115,20 @@ TEST(Gc, WhatAStoreOfADiskHasNotFinishedKeepsItsFiles_C06) {
   EXPECT_FALSE(fs::exists(run + "/step2/__3_1_0123456789ab.distcp"));
 }
 
+// Who makes a checkpoint of links to another one's files begins with those.
+TEST(Gc, ALinkIsAsOldAsItself) {
+  const std::string run = temporary_directory();
+  fs::create_directory(run + "/step1");
+  write_text(run + "/step1/old", "another checkpoint's");
+  make_old(run + "/step1/old");
+  fs::create_directory(run + "/step2");
+  fs::create_symlink("../step1/old", run + "/step2/__0_0_0123456789ab.distcp");
+  for (const Location& where : {Location(run), Location(posix_store(run))}) {
+    EXPECT_EQ(gc(where, {.remove = true}).spared, 1U);
+    EXPECT_TRUE(fs::exists(run + "/step2/__0_0_0123456789ab.distcp"));
+  }
+}
+
 TEST(Gc, WhatWasReplacedIsAsOldAsWhatReplacedIt) {
   const std::string directory = temporary_directory();
   save_step(directory, 1);

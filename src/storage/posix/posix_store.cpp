@@ -382,12 +382,16 @@ class PosixStore final : public Store {
   void add_object(const DirectoryEntry& entry, bool has_numbers,
                   std::vector<ObjectInfo>& found) const {
     if (!entry.is_regular_file || is_temporary_name(entry.name)) return;
-    struct stat status {};
+    struct stat own {};
     // A file that vanished between the listing and the stat is not there.
-    if (::stat(entry.path.c_str(), &status) != 0) return;
+    if (::lstat(entry.path.c_str(), &own) != 0) return;
+    struct stat status = own;
+    if (S_ISLNK(own.st_mode) && ::stat(entry.path.c_str(), &status) != 0) return;
+    // A link to an old file may be of a writer that lives.
+    const time_t written = std::max(own.st_mtim.tv_sec, status.st_mtim.tv_sec);
     found.push_back({entry.path.substr(directory_.size() + 1),
                      static_cast<std::uint64_t>(status.st_size), version_of(status, has_numbers),
-                     std::chrono::system_clock::from_time_t(status.st_mtim.tv_sec)});
+                     std::chrono::system_clock::from_time_t(written)});
   }
 
   // Where a listing of what begins with `prefix` begins.
