@@ -232,10 +232,14 @@ std::vector<std::string> proven_leftovers(const std::shared_ptr<Store>& store) {
 void collect_dcp(const std::shared_ptr<Store>& store, Collection& collection) {
   std::unique_ptr<StoreHold> hold;
   if (collection.removes()) hold = store->hold();
+  const std::vector<std::string> leftovers = proven_leftovers(store);
+  if (leftovers.empty()) return;
+  // Behind the look into `.metadata`: where nobody can hold the directory, it may have been
+  // replaced since the look before.
   std::map<std::string, ObjectInfo, std::less<>> objects;
   for (const ObjectInfo& object : store->list_level()) objects.emplace(object.name, object);
   const auto metadata = objects.find(kDcpMetadata);
-  for (const std::string& name : proven_leftovers(store)) {
+  for (const std::string& name : leftovers) {
     const auto found = objects.find(name);
     if (found == objects.end()) continue;
     std::optional<Time> written = found->second.written;

@@ -145,6 +145,40 @@ TEST(Gc, WhatWasReplacedIsAsOldAsWhatReplacedIt) {
   EXPECT_FALSE(gc(directory).leftovers.empty());
 }
 
+// Has no locks, and its checkpoint is replaced when somebody looks at it.
+class RivalledStore final : public testing_support::ForwardingStore {
+ public:
+  RivalledStore(const std::string& directory, std::string rival)
+      : ForwardingStore(posix_store(directory)), directory_(directory), rival_(std::move(rival)) {}
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    if (name == kDcpMetadata && !std::exchange(is_replaced_, true))
+      fs::copy(rival_, directory_,
+               fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+    return ForwardingStore::open(name);
+  }
+  [[nodiscard]] std::unique_ptr<StoreHold> hold(std::string_view /*directory*/) override {
+    return nullptr;
+  }
+
+ private:
+  std::string directory_, rival_;
+  mutable bool is_replaced_ = false;
+};
+
+TEST(Gc, WhatIsReplacedMeanwhileIsAsOldAsWhatReplacedIt) {
+  const std::string old = temporary_directory();
+  const std::string rival = temporary_directory();
+  save_step(old, 1);
+  save_step(rival, 2);
+  const std::vector<ObjectInfo> objects = posix_store(old)->list();
+  for (const ObjectInfo& object : objects) make_old(old + "/" + object.name);
+  const Location where(std::make_shared<RivalledStore>(old, rival));
+  const GcReport report = gc(where, {.remove = true});
+  EXPECT_THAT(report.leftovers, IsEmpty());
+  EXPECT_EQ(report.spared, 2U);
+  for (const ObjectInfo& object : objects) EXPECT_TRUE(fs::exists(old + "/" + object.name));
+}
+
 const GcOptions kAtOnce{.remove = true, .older_than = std::chrono::seconds(0)};
 
 std::vector<std::string> objects_in(const std::string& directory) {
