@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 #include <span>
+#include <unordered_set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -21,6 +22,7 @@
 #include "checkpoint/read/side_file.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/place.h"
+#include "io/source.h"
 #include "storage/posix/atomic_file.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
@@ -105,6 +107,20 @@ void add_leaf(Fields& fields, const Leaf& leaf) {
   for (const Piece& piece : tensor.pieces) add_piece(fields, piece);
 }
 
+// The versions of the objects that the leaves are read from. Another object may have the name of
+// one that is open.
+void add_versions(Fields& fields, const std::vector<Leaf>& leaves) {
+  std::unordered_set<const ByteSource*> known;
+  for (const Leaf& leaf : leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+      if (!piece.storage || !piece.storage->source) continue;
+      const ByteSource& object = part_of(*piece.storage->source).of;
+      if (known.insert(&object).second) fields.add(object.version());
+    }
+  }
+}
+
 void add_options(Fields& fields, const ConvertOptions& options) {
   fields.add(options.to).add(options.ranks).add(options.olmo.unit).add(options.olmo.orig_params);
   fields.add(options.olmo.safetensors).add(options.olmo.model_only).add(options.olmo.config);
@@ -117,8 +133,8 @@ void add_options(Fields& fields, const ConvertOptions& options) {
 }
 
 // Of everything that decides about the target's bytes: the files of `source` with their sizes and
-// times or versions, where each of `leaves` lies in them, values, the target's name, the options,
-// our version.
+// times or versions, the versions that are open, where each of `leaves` lies in them, values, the
+// target's name, the options, our version.
 std::uint64_t fingerprint_of(const Checkpoint& source, const std::vector<Leaf>& leaves,
                              const std::string& target, const ConvertOptions& options) {
   Fields fields;
@@ -131,6 +147,8 @@ std::uint64_t fingerprint_of(const Checkpoint& source, const std::vector<Leaf>& 
   for (const auto& [key, text] : source.metadata) fields.add(key).add(text);
   fields.add(leaves.size());
   for (const Leaf& leaf : leaves) add_leaf(fields, leaf);
+  // What is dequantized is computed from leaves of the source.
+  add_versions(fields, options.dequantize ? source.leaves : leaves);
   add_options(fields, options);
   return fields.value();
 }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <thread>
 #include <tuple>
 
@@ -27,16 +28,20 @@ struct Stop {};
 class ResumeTest : public testing::Test {
  protected:
   ResumeTest() {
-    const auto group = solo_group();
+    save_model(0);
+    options_.threads = 1;
+    options_.resume = true;
+  }
+
+  // As `source_`, whose elements count from `first`.
+  void save_model(float first) {
     Value model = Value::dict();
     for (int i = 0; i < kTensors; ++i) {
       const Shape shape{kRows, kColumns};
       model.set_item("blocks." + std::to_string(i) + ".w",
-                     Value(counting(shape, whole(shape), static_cast<float>(i) * 1000)));
+                     Value(counting(shape, whole(shape), first + static_cast<float>(i) * 1000)));
     }
-    save(Value::dict({{Value("model"), model}}), source_, *group);
-    options_.threads = 1;
-    options_.resume = true;
+    save(Value::dict({{Value("model"), model}}), source_, *solo_group());
   }
 
   // Converts until `bytes` were read.
@@ -202,6 +207,60 @@ TEST_F(ResumedSetTest, WhatNoRecordSpeaksOfGoes) {
                            "tessera-digests.json", ".model.tmp-0123456789ab"})
     write_text(work_ + "/new/" + name, "half");
   expect_kept(3, "strays");
+}
+
+// `source_` as one file, and one of the same size with other elements.
+class ReplacedSourceTest : public ResumedSetTest {
+ protected:
+  ReplacedSourceTest() {
+    as_file(first_);
+    source_ = temporary_directory() + "/other";
+    save_model(1'000'000);
+    as_file(second_);
+  }
+
+  void interrupt_of(const Checkpoint& source) {
+    ConvertOptions half = options_;
+    half.progress = [](const Progress& progress) {
+      if (progress.done >= kTensors * kTensorBytes) throw Stop();
+      std::this_thread::sleep_for(std::chrono::milliseconds(101));
+    };
+    EXPECT_THROW(convert(source, target_, half), Stop);
+  }
+
+  const std::string first_ = temporary_directory() + "/a.safetensors";
+  const std::string second_ = temporary_directory() + "/a.safetensors";
+
+ private:
+  void as_file(const std::string& path) const {
+    ConvertOptions options;
+    options.to = CheckpointKind::safetensors;
+    (void)convert(source_, path, options);
+  }
+};
+
+// What is open is read, though another file has its name by then, which the next run opens.
+TEST_F(ReplacedSourceTest, FilesOfWhatWasOpenAreMadeAnew) {
+  const Checkpoint opened = Checkpoint::open(first_);
+  fs::rename(second_, first_);
+  interrupt_of(opened);
+  EXPECT_EQ(convert(first_, target_, options_).bytes_resumed, 0U);
+  expect_equal(target_);
+}
+
+// Whoever names an object has no listing that tells its version.
+TEST_F(ReplacedSourceTest, FilesOfAnotherObjectOfThatNameAreMadeAnew) {
+  const auto store = memory_store();
+  const auto write = [&](const std::string& path) {
+    const std::string text = text_of(path);
+    put(*store, "a.safetensors", std::as_bytes(std::span(text)), IfExists::replace);
+  };
+  const Location source{store, "a.safetensors"};
+  write(first_);
+  interrupt_of(Checkpoint::open(source));
+  write(second_);
+  EXPECT_EQ(convert(source, target_, options_).bytes_resumed, 0U);
+  expect_equal(target_);
 }
 
 TEST_F(ResumedSetTest, AnythingMayBeInARecord) {
