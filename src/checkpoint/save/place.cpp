@@ -232,15 +232,18 @@ std::vector<std::string> leftovers_in(const Store& store) {
   return leftovers;
 }
 
+bool is_unreadable(ErrorCode code) {
+  return is_one_of(code, ErrorCode::unsupported, ErrorCode::unsafe, ErrorCode::corrupt,
+                   ErrorCode::incomplete);
+}
+
 // Beside a checkpoint that this library cannot read nothing is known to be left over: a later torch
 // may have written it, with other dtypes. It may be replaced all the same.
 std::vector<std::string> known_leftovers(const Store& store) {
   try {
     return leftovers_in(store);
   } catch (const Error& error) {
-    if (!is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe, ErrorCode::corrupt,
-                   ErrorCode::incomplete))
-      throw;
+    if (!is_unreadable(error.code())) throw;
     return {};
   }
 }

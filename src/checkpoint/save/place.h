@@ -123,7 +123,10 @@ void require_in_store(const std::vector<Sought>& files, const Store& store, cons
 // a checkpoint only those with names of ours: they belong to nobody, or to a save that goes on.
 [[nodiscard]] std::vector<std::string> leftovers_in(const Store& store);
 
-// The same; none where the checkpoint that is there cannot be read or is damaged.
+// What reading a checkpoint throws that is another library's, or damaged.
+[[nodiscard]] bool is_unreadable(ErrorCode code);
+
+// The same leftovers; none where the checkpoint that is there cannot be read or is damaged.
 [[nodiscard]] std::vector<std::string> known_leftovers(const Store& store);
 
 // Removes these and unfinished files. Only while nobody writes.

@@ -178,6 +178,16 @@ bool is_alone_at(const std::string& path) {
          fs::hard_link_count(path, error) == 1;
 }
 
+// Of the checkpoint that is there; none, if it is of another writer and cannot be read.
+std::set<std::string> known_files(const Store& store, const std::vector<ObjectInfo>& objects) {
+  try {
+    return own_files(store, objects);
+  } catch (const Error& error) {
+    if (!is_unreadable(error.code())) throw;
+    return {};
+  }
+}
+
 // Whether the file is as it was when it was finished. What cannot be read is made anew.
 bool is_unharmed(const Store& store, const std::string& file, const FileDigests& digests,
                  const std::stop_token& stop) {
@@ -269,17 +279,22 @@ void Resumption::begin() {
   }
 }
 
-// A run that was killed while it moved its data files into place left some there.
+// A run that was killed while it moved its data files into place left some there, unless its
+// checkpoint is: ours could be read.
 void Resumption::bring_back() {
   const auto there = posix_store(destination_.directory);
   const std::vector<ObjectInfo> objects = there->list_level();
-  const std::set<std::string> own = own_files(*there, objects);
   const std::string end = "_" + attempt_ + ".distcp";
+  const auto is_moved = [&end](const ObjectInfo& object) {
+    return is_attempt_name(object.name) && object.name.ends_with(end);
+  };
+  if (std::ranges::none_of(objects, is_moved)) return;
+  const std::set<std::string> own = known_files(*there, objects);
   for (const ObjectInfo& object : objects) {
-    const std::string& name = object.name;
-    if (!is_attempt_name(name) || !name.ends_with(end) || own.contains(name)) continue;
+    if (!is_moved(object) || own.contains(object.name)) continue;
     make_directories(work_.content());
-    move_into_place(destination_.directory + "/" + name, path_of(name), IfExists::replace);
+    move_into_place(destination_.directory + "/" + object.name, path_of(object.name),
+                    IfExists::replace);
   }
 }
 

@@ -478,6 +478,26 @@ TEST_F(ResumeTest, GcLeavesTheWorkAlone) {
   }
 }
 
+// A later torch may have written it, with other dtypes.
+TEST_F(ResumeTest, ACheckpointThatCannotBeReadIsReplaced) {
+  options_.to = CheckpointKind::dcp;
+  options_.ranks = 2;
+  options_.overwrite = true;
+  for (const bool resumes : {false, true}) {
+    const std::string target = root_ + "/d" + std::to_string(resumes);
+    fs::create_directory(target);
+    write_text(target + "/.metadata", "of another");
+    options_.resume = resumes;
+    if (resumes) {
+      interrupt(target, 3 * kTensorBytes);
+      for (const auto& entry : fs::directory_iterator(target + "/.resume/new"))
+        fs::rename(entry.path(), target + "/" + entry.path().filename().string());
+    }
+    EXPECT_EQ(resume(target).bytes_resumed > 0, resumes);
+    expect_equal(target);
+  }
+}
+
 TEST_F(ResumeTest, AFailureThatMadeNothingLeavesNothing) {
   options_.to = CheckpointKind::rank_files;
   EXPECT_EQ(code_of([&] { (void)resume(root_ + "/r"); }), ErrorCode::unsupported);
