@@ -1,6 +1,7 @@
 #include "checkpoint/write/resume.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -300,10 +301,23 @@ void Resumption::bring_back() {
 
 // What no record speaks of is not finished, or is made anew in each run.
 void Resumption::remove_unrecorded() {
-  files_->remove_unfinished();
-  for (const ObjectInfo& object : files_->list()) {
-    if (!records_->exists(finished(object.name)) || !is_alone_at(path_of(object.name)))
-      files_->remove(object.name);
+  std::error_code error;
+  if (fs::is_directory(fs::symlink_status(work_.content(), error))) {
+    remove_unrecorded(work_.content(), "");
+  } else {
+    remove_all(work_.content());
+  }
+}
+
+void Resumption::remove_unrecorded(const std::string& directory, const std::string& below) {
+  for (const DirectoryEntry& entry : entries_of(directory)) {
+    const std::string name = below + entry.name;
+    if (entry.is_directory) {
+      remove_unrecorded(entry.path, name + "/");
+      ::rmdir(entry.path.c_str());  // if nothing is left in it
+    } else if (!records_->exists(finished(name)) || !is_alone_at(entry.path)) {
+      remove_all(entry.path);
+    }
   }
 }
 

@@ -55,6 +55,7 @@ class Resumption {
   void require_room() const;
   void bring_back();
   void remove_unrecorded();
+  void remove_unrecorded(const std::string& directory, const std::string& below);
   [[nodiscard]] std::string path_of(const std::string& file) const;
   [[nodiscard]] std::string identity_in(const std::string& directory) const;
   // What an earlier run has recorded under this name; empty: nothing, or not of this conversion.

@@ -209,6 +209,32 @@ TEST_F(ResumedSetTest, WhatNoRecordSpeaksOfGoes) {
   expect_kept(3, "strays");
 }
 
+// A directory appears with all that is in it.
+TEST_F(ResumedSetTest, WhatIsNoFileGoesToo) {
+  interrupt();
+  const std::string elsewhere = temporary_directory();
+  write_text(elsewhere + "/mine", "mine");
+  fs::create_directory_symlink(elsewhere, work_ + "/new/a");
+  fs::create_symlink("nowhere", work_ + "/new/b");
+  fs::create_directories(work_ + "/new/c/d");
+  const ConvertReport report = resume(target_);
+  EXPECT_EQ(report.bytes_resumed / kTensorBytes, 3U);
+  for (const auto& entry : fs::recursive_directory_iterator(target_))
+    EXPECT_TRUE(expected_.contains(fs::relative(entry.path(), target_).string())) << entry.path();
+  EXPECT_TRUE(fs::exists(elsewhere + "/mine"));
+}
+
+// A link that somebody has put in the place of the files is no directory of ours.
+TEST_F(ResumedSetTest, FilesThatWereMovedElsewhereAreMadeAnew) {
+  interrupt();
+  const std::string elsewhere = temporary_directory() + "/moved";
+  fs::rename(work_ + "/new", elsewhere);
+  fs::create_directory_symlink(elsewhere, work_ + "/new");
+  EXPECT_EQ(resume(target_).bytes_resumed, 0U);
+  EXPECT_FALSE(fs::is_symlink(target_));
+  EXPECT_TRUE(files_of(target_) == expected_);
+}
+
 // `source_` as one file, and one of the same size with other elements.
 class ReplacedSourceTest : public ResumedSetTest {
  protected:
