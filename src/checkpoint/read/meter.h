@@ -22,7 +22,8 @@ class Meter {
   Meter(ProgressHook hook, std::uint64_t total, std::stop_token stop = {})
       : hook_(std::move(hook)), total_(total), stop_(std::move(stop)) {}
 
-  // From any thread. Throws `cancelled` once the work is to end.
+  // From any thread. Throws `cancelled` once the work is to end. What files have besides tensors
+  // may be among the bytes: the hook hears of no more than all.
   void add(std::uint64_t bytes) {
     require_going_on(stop_);
     done_ += bytes;
@@ -31,7 +32,7 @@ class Meter {
     const auto now = std::chrono::steady_clock::now();
     if (!lock || now - last_ < std::chrono::milliseconds(100)) return;
     last_ = now;
-    hook_({done_.load(), total_});
+    hook_({total_ == 0 ? done_.load() : std::min(done_.load(), total_), total_});
   }
 
   // The last word: everything is done.

@@ -524,6 +524,19 @@ TEST_F(ResumeTest, ACheckpointThatCannotBeReadIsReplaced) {
   }
 }
 
+// What a file has besides tensors is no progress.
+TEST_F(ResumedSetTest, KeptFilesAreNoMoreThanTheirTensors) {
+  interrupt();
+  std::uint64_t most = 0;
+  options_.progress = [&](const Progress& progress) {
+    EXPECT_LE(progress.done, progress.total);
+    most = std::max(most, progress.done);
+    std::this_thread::sleep_for(std::chrono::milliseconds(101));
+  };
+  (void)resume(target_);
+  EXPECT_EQ(most, kTensors * kTensorBytes);
+}
+
 TEST_F(ResumeTest, AFailureThatMadeNothingLeavesNothing) {
   options_.to = CheckpointKind::rank_files;
   EXPECT_EQ(code_of([&] { (void)resume(root_ + "/r"); }), ErrorCode::unsupported);
