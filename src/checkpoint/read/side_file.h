@@ -21,6 +21,7 @@ struct FileDigests {
   std::uint64_t origin = 0;  // where block 0 begins; always 0 in a side file
   // The digest of the file's tail, which has those of its blocks: then `blocks` is empty.
   std::optional<std::uint64_t> tail = {};
+  [[nodiscard]] bool operator==(const FileDigests&) const = default;
 };
 // Our name in the files that we write.
 [[nodiscard]] std::string own_producer();

@@ -42,7 +42,8 @@ class FileCopy {
         to_(std::move(to)),
         options_(options),
         meter_(options.progress, from.object->size, options.stop),
-        source_(guard_file(from.store, *from.object)->open(from.object->name)) {
+        guarded_(guard_file(from.store, *from.object)),
+        source_(guarded_->open(from.object->name)) {
     if (to_.name.empty()) to_.name = from_.name.substr(from_.name.rfind('/') + 1);
   }
 
@@ -116,10 +117,17 @@ class FileCopy {
     commit_copy(written, *to_.store, options_.read_back);
   }
 
-  // It has the file's name in it.
+  // It has the file's name in it, and is that of the file that is open.
   [[nodiscard]] std::shared_ptr<ByteSource> side_source() const {
-    if (from_.name == to_.name) return from_.store->open(side_of(from_));
+    std::shared_ptr<ByteSource> as_it_is = from_.store->open(side_of(from_));
     SideFile side = read_side_file(*from_.store, side_of(from_));
+    const FileDigests* const known = digests_of(*guarded_, from_.name);
+    const auto found = side.files.find(from_.name);
+    if (known == nullptr || found == side.files.end() || found->second != *known) {
+      throw Error(ErrorCode::conflict, "the file's digests were replaced while it was copied")
+          .at_path(as_it_is->name());
+    }
+    if (from_.name == to_.name) return as_it_is;
     auto entry = side.files.extract(from_.name);
     entry.key() = to_.name;
     side.files.insert(std::move(entry));
@@ -147,7 +155,8 @@ class FileCopy {
   Location to_;
   const CopyOptions& options_;
   Meter meter_;
-  const std::shared_ptr<ByteSource> source_;  // checked by the digests that there are
+  const std::shared_ptr<Store> guarded_;      // with the digests that there are
+  const std::shared_ptr<ByteSource> source_;  // checked by them
   CopyReport report_{.checkpoints = 1};
 };
 

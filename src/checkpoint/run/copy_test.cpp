@@ -332,6 +332,46 @@ TEST(Copy, AFileKeepsItsSealAndTakesNoOther) {
             ErrorCode::invalid_argument);
 }
 
+// Another file and its seal take their places between two looks.
+class ReplacedFile final : public testing_support::ForwardingStore {
+ public:
+  ReplacedFile(const std::string& directory, std::string rival)
+      : ForwardingStore(posix_store(directory)), directory_(directory), rival_(std::move(rival)) {}
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    auto source = ForwardingStore::open(name);
+    if (name == "a.safetensors" && std::exchange(has_seen_seal_, false)) {
+      for (const ObjectInfo& object : posix_store(rival_)->list())
+        std::filesystem::rename(rival_ + "/" + object.name, directory_ + "/" + object.name);
+    }
+    if (name == "a.safetensors.tessera.json") has_seen_seal_ = true;
+    return source;
+  }
+
+ private:
+  std::string directory_, rival_;
+  mutable bool has_seen_seal_ = false;
+};
+
+TEST(Copy, AFileThatIsReplacedMeanwhileGetsNoOtherSeal) {
+  const std::string golden = std::string(TESSERA_TEST_DATA) + "/golden/c2_hf_cons/model-0000";
+  for (const char* name : {"a.safetensors", "b.safetensors"}) {
+    const std::string directory = temporary_directory();
+    const std::string rival = temporary_directory();
+    for (const auto& [there, number] : {std::pair(directory, 1), std::pair(rival, 2)}) {
+      std::filesystem::copy_file(golden + std::to_string(number) + "-of-00002.safetensors",
+                                 there + "/a.safetensors");
+      (void)seal(there + "/a.safetensors");
+    }
+    const auto target = memory_store();
+    const auto from = std::make_shared<ReplacedFile>(directory, rival);
+    EXPECT_EQ(code_of([&] {
+                (void)copy({from, "a.safetensors"}, {target, name});
+              }),
+              ErrorCode::conflict);
+    EXPECT_THAT(target->list(), IsEmpty());
+  }
+}
+
 TEST(Copy, ARunComesWithAllItsWholeCheckpoints) {
   const auto run = memory_store(), target = memory_store();
   const auto saved = memory_store();
