@@ -129,6 +129,18 @@ TEST(QuickDecode, ItemsElsewhereAreLeftToTheOtherReader) {
   EXPECT_FALSE(quick_decode(bytes).has_value());
 }
 
+// Python cannot hash them, in dicts that nobody looks at either.
+TEST(QuickDecode, KeysThatAreNoTextsAreLeftToTheOtherReader) {
+  const Value tree = pickle::read(encode(rows({3, 2}))).value;
+  Value& state = *const_cast<Object&>(tree.as_object()).state;  // the test owns the tree
+  for (const Value& key : {Value::list(), Value::dict(), Value::list({1, "text"})}) {
+    state.set_item("more", Value::dict({{"text", 1}, {key, 2}}));
+    const auto bytes = pickle::write(tree, {.protocol = 4, .persistent_id = {}, .reduce = {}});
+    EXPECT_EQ(test::thrown([&] { (void)decode_values(bytes); }).first, ErrorCode::corrupt);
+    EXPECT_FALSE(quick_decode(bytes).has_value());
+  }
+}
+
 TEST(QuickDecode, DamageIsLeftToTheOtherReader) {
   std::mt19937 random(7);
   for (const std::string& name : goldens()) {

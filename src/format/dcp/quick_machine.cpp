@@ -211,6 +211,8 @@ bool QuickMachine::set_items(const pickle::Opcode& opcode) {
     forget_batch(opcode);
     return true;
   }
+  // Of other keys the machine of values knows which have a hash.
+  if (!all_are(first, 2, LiteKind::text)) return false;
   auto& pairs = dicts[target.number].pairs;
   pairs.insert(pairs.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
