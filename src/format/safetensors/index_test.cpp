@@ -75,7 +75,7 @@ TEST(SafetensorsIndex, IsWrittenAsPythonWouldWriteIt) {
   index.files = {{"b\"\x7f", "x"}, {"a\xf0\x9f\x99\x82\xc3\xa9", "y"}};
   EXPECT_EQ(encode_index(index),
             "{\n  \"metadata\": {\n    \"total_size\": 12\n  },\n  \"weight_map\": {\n"
-            "    \"a\\ud83d\\ude42\\u00e9\": \"y\",\n    \"b\\\"\x7f\": \"x\"\n  }\n}\n");
+            "    \"a\\ud83d\\ude42\\u00e9\": \"y\",\n    \"b\\\"\\u007f\": \"x\"\n  }\n}\n");
   EXPECT_EQ(read_index(view(encode_index(index))).files, index.files);
   EXPECT_EQ(encode_index({}), "{\n  \"metadata\": {},\n  \"weight_map\": {}\n}\n");
 }

@@ -7,13 +7,14 @@ namespace tessera::safetensors {
 namespace {
 
 constexpr std::string_view kHex = "0123456789abcdef";
+constexpr std::uint32_t kDelete = 0x7f;  // which Python's json does not take for ASCII
 
 void append_unit(std::string& out, std::uint32_t unit) {
   out += "\\u";
   for (int shift = 12; shift >= 0; shift -= 4) out += kHex[(unit >> shift) & 15];
 }
 
-// One character beyond ASCII as UTF-16 escapes.
+// A character as UTF-16 escapes.
 void append_escaped(std::string& out, std::uint32_t code) {
   if (code < 0x10000) return append_unit(out, code);
   code -= 0x10000;
@@ -30,7 +31,7 @@ void append_character(std::string& out, const Rune& rune, std::string_view bytes
     out += kNames[named];
   } else if (rune.code < 0x20) {
     append_unit(out, rune.code);
-  } else if (rune.length > 1 && how == JsonText::ascii) {
+  } else if (rune.code >= kDelete && how == JsonText::ascii) {
     append_escaped(out, rune.code);
   } else {
     out += bytes;
