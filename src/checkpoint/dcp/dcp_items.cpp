@@ -14,8 +14,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kZstd = "stream.zstd/";    // and a version; all of major version 1 are alike
-constexpr std::uint64_t kValueCap = 1ULL << 30;  // bytes of a decompressed value
+constexpr const char* kZstd = "stream.zstd/";  // and a version; all of major version 1 are alike
 
 bool is_zstd(const std::string& transform) {
   const std::string prefix = std::string(kZstd) + "1";

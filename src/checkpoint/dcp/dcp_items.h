@@ -99,6 +99,8 @@ class DataFiles {
   std::map<std::pair<std::string, std::uint64_t>, Body> bodies_;
 };
 
+// Bytes of a value that is decompressed; more are `limit`. Its tensors' bytes stay in memory.
+inline constexpr std::uint64_t kValueCap = 1ULL << 30;
 // The value of a bytes item in its data file.
 [[nodiscard]] Value read_value(std::shared_ptr<const ByteSource> file, const ItemRange& place);
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/dcp/catalog.h"
+#include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/read/guard.h"
 #include "comm/message.h"
 #include "format/pickle/pickle.h"
@@ -24,8 +25,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kMostLoose = 256 << 20;  // bytes of a source that is no file
-constexpr std::uint32_t kMaxDepth = 2000;        // of trees that their own readers have bounded
+constexpr std::uint32_t kMaxDepth = 2000;  // of trees that their own readers have bounded
 
 Value list_of(const std::optional<Value>& value) {
   return value ? Value::list({*value}) : Value::list();
@@ -142,7 +142,8 @@ class CheckpointWriter {
     if (storage.crc32) message.number(*storage.crc32);
   }
 
-  // From 0 up. What is no file of the checkpoint has a record with its bytes.
+  // From 0 up. What is no file of the checkpoint has a record with its bytes: a value that was
+  // decompressed, or less.
   std::uint64_t number_of(const ByteSource& source) {
     const auto [at, fresh] = files_.try_emplace(&source, files_.size());
     if (!fresh) return at->second;
@@ -151,7 +152,7 @@ class CheckpointWriter {
     const std::string directory = checkpoint_.store->name() + "/";
     if (file == nullptr || !file->name().starts_with(directory)) {
       write_file(file_records_, {});
-      file_records_.text(source.name()).block(read_all(source, kMostLoose));
+      file_records_.text(source.name()).block(read_all(source, kValueCap));
       return at->second;
     }
     CatalogFile found{{file->name().substr(directory.size()), file->size()}};

@@ -152,6 +152,24 @@ TEST(CatalogOf, WithoutPlacesTensorsHaveNoPieces) {
   EXPECT_NE(weight.identity(), found.find("model.l1.w")->value.identity());
 }
 
+// What a rank alone reads of a value in an item that is compressed, several get from the catalog.
+TEST(CatalogOf, TensorsOfALargeCompressedValueAreInTheCatalog) {
+  const Shape shape = {(std::int64_t{257} << 20) / 4};
+  Tensor zeros;
+  zeros.shape = shape;
+  zeros.pieces = {Piece{whole(shape), memory(std::size_t{257} << 20), 0, {}, -1}};
+  const std::string directory = temporary_directory();
+  SaveOptions options;
+  options.kind = CheckpointKind::dcp;
+  options.compression = Compression::zstd;
+  save(Value::dict({{"model", Value::dict({{"w", Value::tuple({Value(zeros)})}})}}),
+       directory + "/model_and_optim", options);
+  zeros = Tensor();
+  const Checkpoint opened = Checkpoint::open(directory);
+  ASSERT_EQ(opened.kind, CheckpointKind::olmo_torch_new);
+  EXPECT_GT(catalog_of(opened, true).size(), std::size_t{257} << 20);
+}
+
 TEST(PatientStore, WhatIsKnownToBeThereIsWaitedFor) {
   const auto store = memory_store("late");
   const auto not_replaced = [] { return false; };
