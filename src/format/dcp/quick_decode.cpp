@@ -172,9 +172,9 @@ class QuickDecoder {
     const std::optional<Lite> root = machine_.run();
     Lite state;
     if (!root || !state_of(*root, Name::metadata, LiteKind::dict, state)) return std::nullopt;
-    if (!read_parts(state)) return std::nullopt;
+    if (!read_parts(state) || !machine_.has_each_key_once()) return std::nullopt;
     Metadata metadata = assembler_.finish();
-    if (!read_origin(state, metadata) || !known_) return std::nullopt;
+    if (!read_origin(state, metadata)) return std::nullopt;
     return metadata;
   }
 
@@ -194,8 +194,8 @@ class QuickDecoder {
            read_storage_meta(find(state, "storage_meta"), metadata);
   }
 
-  const Lite* find(const Lite& dict, std::string_view key) {
-    return machine_.find(dict, key, known_);
+  const Lite* find(const Lite& dict, std::string_view key) const {
+    return machine_.find(dict, key);
   }
 
   bool is_object(const Lite& value, Name name) const {
@@ -222,11 +222,6 @@ class QuickDecoder {
     return object.has_state && state.kind == kind;
   }
 
-  // Whether a dict's key is a text that none of the `names` before it is.
-  bool is_new_name(const Lite& key, std::unordered_set<std::string_view>& names) const {
-    return key.kind == LiteKind::text && names.insert(machine_.text(key)).second;
-  }
-
   [[nodiscard]] std::string text(const Lite& value) const {
     return std::string(machine_.text(value));
   }
@@ -243,9 +238,8 @@ class QuickDecoder {
     const auto& pairs = machine_.dicts[dict->number].pairs;
     entries_ = Part{dict->number, pairs.size()};
     assembler_.metadata.entries.reserve(pairs.size() / 2);
-    std::unordered_set<std::string_view> names;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      if (!is_new_name(pairs[i], names) || !read_entry(pairs[i], pairs[i + 1])) return false;
+      if (!read_entry(pairs[i], pairs[i + 1])) return false;
     }
     return true;
   }
@@ -313,10 +307,9 @@ class QuickDecoder {
     assembler_.metadata.has_planner_data = has_paths;
     if (!has_paths) return is_none(planner_data);
     const auto& pairs = machine_.dicts[planner_data->number].pairs;
-    std::unordered_set<std::string_view> names;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
       Path path;
-      if (!is_new_name(pairs[i], names) || !read_path(pairs[i + 1], path)) return false;
+      if (!read_path(pairs[i + 1], path)) return false;
       assembler_.set_path(machine_.text(pairs[i]), std::move(path));
     }
     return true;
@@ -410,7 +403,6 @@ class QuickDecoder {
   std::optional<Part> entries_;              // what was read of them
   std::optional<std::uint64_t> items_;       // the dict that they are taken from
   std::unordered_set<std::uint64_t> lists_;  // whose chunks an entry has
-  bool known_ = true;                        // no attribute was there twice
 };
 
 }  // namespace

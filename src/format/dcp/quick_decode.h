@@ -133,8 +133,10 @@ class QuickMachine {
   }
   // The items of a tuple or list.
   [[nodiscard]] std::vector<Lite> items_of(const Lite& lite) const;
-  // The value of a key in a dict; null: absent. False in `known`: there are two.
-  [[nodiscard]] const Lite* find(const Lite& dict, std::string_view key, bool& known) const;
+  // The value of a key in a dict; null: absent.
+  [[nodiscard]] const Lite* find(const Lite& dict, std::string_view key) const;
+  // Of all dicts, also those that nobody looks at. They have texts as keys.
+  [[nodiscard]] bool has_each_key_once() const;
 
   std::vector<std::string_view> torch_names;
   std::vector<std::int64_t> dims;
@@ -234,6 +236,7 @@ class QuickMachine {
   const pickle::Survey survey_;
   std::vector<Lite> memo_;  // of entries that are recalled alone, in order
   std::uint64_t memo_size_ = 0;
+  std::uint64_t pushed_ = 0;  // values, so far
   std::uint8_t protocol_ = 0;
   std::size_t kept_items_ = 0;  // items below are wanted
   std::size_t kept_dims_ = 0;   // and dims

@@ -141,6 +141,32 @@ TEST(QuickDecode, KeysThatAreNoTextsAreLeftToTheOtherReader) {
   }
 }
 
+// In a dict that nobody looks at, too.
+TEST(QuickDecode, AKeyThatIsThereTwiceIsLeftToTheOtherReader) {
+  const Value tree = pickle::read(encode(rows({3, 2}))).value;
+  Value& state = *const_cast<Object&>(tree.as_object()).state;  // the test owns the tree
+  state.set_item("more", Value::dict({{"key 1", 1}, {"another", 2}, {"key 2", 3}}));
+  auto bytes = pickle::write(tree, {.protocol = 4, .persistent_id = {}, .reduce = {}});
+  EXPECT_TRUE(quick_decode(bytes).has_value());
+  const std::string second = "key 2";
+  const auto at = std::ranges::search(bytes, std::as_bytes(std::span(second)));
+  ASSERT_FALSE(at.empty());
+  *(at.end() - 1) = std::byte{'1'};
+  EXPECT_EQ(test::thrown([&] { (void)decode_values(bytes); }).first, ErrorCode::corrupt);
+  EXPECT_FALSE(quick_decode(bytes).has_value());
+}
+
+TEST(QuickDecode, AMemoOfMoreThanAllValuesIsLeftToTheOtherReader) {
+  auto bytes = encode(rows({3, 2}));
+  const auto memoize = std::ranges::find(bytes, std::byte{0x94});
+  ASSERT_NE(memoize, bytes.end());
+  bytes.insert(memoize, 1000, std::byte{0x94});
+  const std::size_t frame = 3;  // where the length of the only frame stands
+  store_le(bytes.data() + frame, load_le<std::uint64_t>(bytes.data() + frame) + 1000);
+  EXPECT_EQ(test::thrown([&] { (void)decode_values(bytes); }).first, ErrorCode::limit);
+  EXPECT_FALSE(quick_decode(bytes).has_value());
+}
+
 TEST(QuickDecode, DamageIsLeftToTheOtherReader) {
   std::mt19937 random(7);
   for (const std::string& name : goldens()) {

@@ -116,6 +116,7 @@ bool QuickMachine::enter_frame(std::uint64_t size) {
 }
 
 bool QuickMachine::push(Lite value) {
+  ++pushed_;
   stack_.push_back(value);
   return true;
 }
@@ -141,9 +142,8 @@ bool QuickMachine::push_text(std::string_view text) {
 }
 
 bool QuickMachine::push_empty_list() {
-  stack_.push_back({.kind = LiteKind::list, .number = lists.size()});
   lists.emplace_back();
-  return true;
+  return push({.kind = LiteKind::list, .number = lists.size() - 1});
 }
 
 bool QuickMachine::push_empty_dict() {
@@ -221,7 +221,8 @@ bool QuickMachine::set_items(const pickle::Opcode& opcode) {
 
 bool QuickMachine::memoize_next() {
   const std::uint64_t index = memo_size_++;
-  if (above_mark() == 0) return false;
+  // As the machine of values: a pickler numbers a value once.
+  if (above_mark() == 0 || memo_size_ > pushed_) return false;
   if (survey_.is_recalled(index)) {
     memo_.push_back(stack_.back());
     keep(stack_.back());
@@ -246,8 +247,7 @@ bool QuickMachine::recall(std::uint64_t index) {
     if (is_on_stack(value)) return false;
     value.count = kComplete;
   }
-  stack_.push_back(value);
-  return true;
+  return push(value);
 }
 
 bool QuickMachine::is_on_stack(const Lite& value) const {
@@ -282,11 +282,10 @@ bool QuickMachine::push_name(std::string_view module, std::string_view name) {
   if (const auto known = find_known(module, name))
     return push({.kind = LiteKind::name, .count = static_cast<std::uint32_t>(*known)});
   if (module != "torch") return false;
-  stack_.push_back({.kind = LiteKind::name,
-                    .count = static_cast<std::uint32_t>(Name::torch_name),
-                    .number = torch_names.size()});
   torch_names.push_back(name);
-  return true;
+  return push({.kind = LiteKind::name,
+               .count = static_cast<std::uint32_t>(Name::torch_name),
+               .number = torch_names.size() - 1});
 }
 
 bool QuickMachine::make(bool by_new) {
@@ -302,9 +301,8 @@ bool QuickMachine::make(bool by_new) {
 bool QuickMachine::make_object(Name name, const Lite& arguments) {
   if (name == Name::size) return make_size(arguments);
   if (name == Name::getattr && !is_member(arguments)) return false;
-  stack_.push_back({.kind = LiteKind::object, .number = objects.size()});
   objects.push_back({name, arguments, {}});
-  return true;
+  return push({.kind = LiteKind::object, .number = objects.size() - 1});
 }
 
 // Of getattr: a class of memory formats, and the name of one.
@@ -365,15 +363,23 @@ std::vector<Lite> QuickMachine::items_of(const Lite& lite) const {
   return {first, first + static_cast<std::ptrdiff_t>(lite.count)};
 }
 
-const Lite* QuickMachine::find(const Lite& dict, std::string_view key, bool& known) const {
-  const Lite* found = nullptr;
+const Lite* QuickMachine::find(const Lite& dict, std::string_view key) const {
   const auto& pairs = dicts[dict.number].pairs;
   for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-    if (pairs[i].kind != LiteKind::text || text(pairs[i]) != key) continue;
-    known = known && found == nullptr;
-    found = &pairs[i + 1];
+    if (text(pairs[i]) == key) return &pairs[i + 1];
   }
-  return found;
+  return nullptr;
+}
+
+bool QuickMachine::has_each_key_once() const {
+  std::vector<std::string_view> keys;
+  for (const Dict& dict : std::span(dicts).first(open_dicts_)) {
+    keys.clear();
+    for (std::size_t i = 0; i < dict.pairs.size(); i += 2) keys.push_back(text(dict.pairs[i]));
+    std::ranges::sort(keys);
+    if (std::ranges::adjacent_find(keys) != keys.end()) return false;
+  }
+  return true;
 }
 
 }  // namespace tessera::dcp
