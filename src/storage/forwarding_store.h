@@ -140,7 +140,7 @@ class SubStore final : public ForwardingStore {
   [[nodiscard]] bool has_directories() const override { return false; }
   [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                             IfExists if_exists) override {
-    return Store::new_directory(name, if_exists);
+    return Store::new_directory(name, if_exists);  // NOLINT(bugprone-parent-virtual-call)
   }
   StoreCopied copy(const StoreCopy& what) override {
     StoreCopy below = what;

@@ -344,8 +344,9 @@ std::string Resumption::identity_in(const std::string& directory) const {
     }
   }
   Fields fields;
+  const std::string below = directory + "/";
   for (const std::string& name : names)
-    if (!add_file(fields, directory + "/" + name, name)) return {};
+    if (!add_file(fields, below + name, name)) return {};
   return digest_text(fields.value());
 }
 
