@@ -236,7 +236,7 @@ class SmallSource final : public ForwardingSource {
 
   [[nodiscard]] std::uint64_t request_cost() const override { return kNearRequest; }
   void read_ranges(std::span<const ReadRange> ranges) const override {
-    ByteSource::read_ranges(ranges);
+    ByteSource::read_ranges(ranges);  // NOLINT(bugprone-parent-virtual-call): by read_at
   }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());
