@@ -87,13 +87,6 @@ Files with_metadata(Files files, const std::function<void(dcp::Metadata&)>& chan
   return files;
 }
 
-dcp::Entry& entry_of(dcp::Metadata& metadata, const std::string& name) {
-  for (dcp::Entry& entry : metadata.entries) {
-    if (entry.name == name) return entry;
-  }
-  throw std::runtime_error(name);
-}
-
 Files mesh(const std::function<void(dcp::Metadata&)>& change) {
   return with_metadata(golden("variants/m2d"), change);
 }

@@ -16,6 +16,7 @@
 
 #include "conformance/errors.h"
 #include "conformance/temporary_directory.h"
+#include "format/dcp/dcp.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
 #include "tessera/checkpoint.h"
@@ -84,6 +85,13 @@ inline LiveNames names_of(const Value& state) {
   for (const auto& [key, value] : state.at("model").pairs()) live.names.push_back(key.as_string());
   live.groups = state.at("optim").at("param_groups");
   return live;
+}
+
+inline dcp::Entry& entry_of(dcp::Metadata& metadata, const std::string& name) {
+  for (dcp::Entry& entry : metadata.entries) {
+    if (entry.name == name) return entry;
+  }
+  throw std::runtime_error(name);
 }
 
 // What stands in a directory, sorted.

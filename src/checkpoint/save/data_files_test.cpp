@@ -21,6 +21,7 @@ namespace {
 
 using testing_support::counting;
 using testing_support::floats;
+using testing_support::names_in;
 using testing_support::temporary_directory;
 
 const Shape kShape{4, 3};
