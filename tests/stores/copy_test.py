@@ -262,10 +262,13 @@ class Gc(unittest.TestCase):
         marked = False
         for upload in self.s3.list_multipart_uploads(Bucket=BUCKET, Prefix=key).get("Uploads", []):
             what = {"Bucket": BUCKET, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-            if any(part["PartNumber"] == 10000 for part in self.s3.list_parts(**what).get("Parts", [])):
-                marked = True
-            else:
-                self.s3.abort_multipart_upload(**what)
+            try:
+                if any(part["PartNumber"] == 10000 for part in self.s3.list_parts(**what).get("Parts", [])):
+                    marked = True
+                else:
+                    self.s3.abort_multipart_upload(**what)
+            except self.s3.exceptions.NoSuchUpload:
+                pass  # the server did the last request of the killed process meanwhile: it had ended the upload
         return marked
 
     def kill_copies(self, prefix, wanted):
