@@ -23,6 +23,7 @@
 #include "comm/confer.h"
 #include "comm/message.h"
 #include "storage/forwarding_store.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 #include "tessera/restore.h"
 #include "value/inner_tensors.h"
@@ -39,11 +40,11 @@ class PatientStore final : public ForwardingStore {
         is_replaced_(std::move(is_replaced)) {}
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view object) const override {
-    std::shared_ptr<ByteSource> source = open_if_there(object);
+    std::shared_ptr<ByteSource> source = open_if_there(inner(), object);
     if (source) return source;
     const bool is_there = look_until(end(), stop_, [&] {
       if (is_replaced_()) return true;
-      source = open_if_there(object);
+      source = open_if_there(inner(), object);
       return source != nullptr;
     });
     if (source) return source;
@@ -53,15 +54,6 @@ class PatientStore final : public ForwardingStore {
   }
 
  private:
-  [[nodiscard]] std::shared_ptr<ByteSource> open_if_there(std::string_view object) const {
-    try {
-      return ForwardingStore::open(object);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::not_found) throw;
-      return nullptr;
-    }
-  }
-
   // One time for all objects: ranks without a shared disk miss many.
   [[nodiscard]] std::chrono::steady_clock::time_point end() const {
     const std::lock_guard lock(mutex_);
