@@ -42,10 +42,3 @@ set(TESSERA_OLD_HEADERS
   upload.h=copy.h
   version.h=library.h
 )
-foreach(_pair IN LISTS TESSERA_OLD_HEADERS)
-  string(REPLACE "=" ";" _pair ${_pair})
-  list(GET _pair 0 _old)
-  list(GET _pair 1 _new)
-  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/old-headers/tessera/${_old} CONTENT
-       "// Stands in ${_new} now; this name goes in version 0.2.\n#pragma once\n\n#include \"tessera/${_new}\"\n")
-endforeach()
