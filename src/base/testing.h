@@ -8,7 +8,7 @@
 
 #include "tessera/library.h"
 
-namespace tessera::testing {
+namespace tessera::testing_support {
 
 // The warnings of all threads while it lives. One at a time.
 class Warnings {
@@ -40,4 +40,4 @@ std::vector<std::string> warnings_of(Work&& work) {
   return warnings.texts();
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::testing_support

@@ -91,7 +91,7 @@ TEST(TrainerState, OnOtherRanksIsRankZerosWithoutItsRandomState_O51) {
   const TemporaryDirectory directory;
   const auto path = copied_golden(directory, CheckpointerKind::local);
   add_trainer_files(path, 2);
-  const auto warnings = testing::warnings_of([&] {
+  const auto warnings = testing_support::warnings_of([&] {
     run_mesh(3, [&](Mesh& mesh) {
       const auto state = Restore{CheckpointerKind::local, path}.run(mesh);
       EXPECT_EQ(state.at("rank").as_int(), 0);
@@ -136,7 +136,7 @@ TEST(TrainerState, OfFullHasRandomNumbersOfItsOwnOnEachRank_OQ15) {
   const auto path = copied_golden(directory, CheckpointerKind::full);
   const auto random = random_state(Value::dict({{"python", 1}}));
   save(Value::dict({{"global_step", 3}, {"rng", random}}), path + "/other.pt");  // as it once was
-  const auto warnings = testing::warnings_of([&] {
+  const auto warnings = testing_support::warnings_of([&] {
     run_mesh(2, [&](Mesh& mesh) {
       const auto state = Restore{CheckpointerKind::full, path}.run(mesh);
       EXPECT_EQ(state.at("global_step").as_int(), 3);

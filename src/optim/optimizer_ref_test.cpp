@@ -235,8 +235,9 @@ TEST(OptimizerStateErrors, SayWhatIsNotKept) {
   const auto training = make("Adam");
   training.steps(1, 1);
   const auto tree = with_option(optimizer_state_dict(*training.optimizer), "initial_lr", 0.5);
-  EXPECT_THAT(testing::warnings_of([&] { load_optimizer_state_dict(*training.optimizer, tree); }),
-              ::testing::Contains(HasSubstr("'initial_lr'")));
+  EXPECT_THAT(
+      testing_support::warnings_of([&] { load_optimizer_state_dict(*training.optimizer, tree); }),
+      ::testing::Contains(HasSubstr("'initial_lr'")));
 }
 
 // tessera::AdamW beside Python's; `sharded`: its states lie in one array for each shard.

@@ -507,11 +507,11 @@ TEST(OptimStateWarnings, AreGivenForInputsAndForeignKeys_E30_T16) {
   run_mesh(1, [](Mesh& mesh) {
     auto [net, optimizer] = trained(Way::rows, mesh);
     const OptimInput input{local_tensors(sharded_parameters(net))};
-    EXPECT_THAT(testing::warnings_of(
+    EXPECT_THAT(testing_support::warnings_of(
                     [&] { (void)full_optim_state_dict(net, *optimizer, {.optim_input = input}); }),
                 ::testing::Contains(HasSubstr("`optim_input` argument is deprecated")));
     const auto own = with_key(optimizer_state_dict(*optimizer), "mine", Value(7));
-    EXPECT_THAT(testing::warnings_of(
+    EXPECT_THAT(testing_support::warnings_of(
                     [&] { (void)optim_state_dict(net, *optimizer, {.optim_state_dict = own}); }),
                 ::testing::Contains(HasSubstr("that FSDP cannot process")));
     EXPECT_THAT(error_of([&] {

@@ -71,7 +71,7 @@ TEST(SavedBuffers, AreRankZerosAndOneWarningSaysSo) {
   for (const auto held : {Held::rows, Held::flat, Held::whole}) {
     const TemporaryDirectory directory;
     const auto path = directory.path() + "/c";
-    const testing::Warnings warnings;
+    const testing_support::Warnings warnings;
     run_mesh(kRanks, [&](Mesh& mesh) {
       Normed model(held, mesh);
       const auto before = full_state_dict(model.norm);
@@ -100,7 +100,7 @@ TEST(SavedBuffers, AreRankZerosAndOneWarningSaysSo) {
 TEST(SavedBuffers, WithOtherDtypesInTrainingAreRankZeros) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/c";
-  const testing::Warnings warnings;
+  const testing_support::Warnings warnings;
   run_mesh(2, [&](Mesh& mesh) {
     nn::BatchNorm1d norm(3);
     const MixedPrecision precision{.param_dtype = at::kBFloat16, .buffer_dtype = at::kBFloat16};
@@ -117,7 +117,7 @@ TEST(SavedBuffers, WithOtherDtypesInTrainingAreRankZeros) {
 TEST(SavedBuffers, ThatDifferAreRefusedOrKeptWhereTheSaveSaysSo) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/c";
-  const testing::Warnings warnings;
+  const testing_support::Warnings warnings;
   run_mesh(2, [&](Mesh& mesh) {
     const Normed model(Held::rows, mesh);
     auto& group = mesh.checkpoint_group();
@@ -138,7 +138,7 @@ TEST(SavedBuffers, ThatDifferAreRefusedOrKeptWhereTheSaveSaysSo) {
 
 TEST(SavedBuffers, ThatAreAlikeAreNotTalkedOf) {
   const TemporaryDirectory directory;
-  const testing::Warnings warnings;
+  const testing_support::Warnings warnings;
   run_mesh(2, [&](Mesh& mesh) {
     SyncBatchNorm norm(3, mesh);
     fully_shard(norm, mesh);

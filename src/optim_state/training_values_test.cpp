@@ -81,7 +81,7 @@ TEST(TrainingState, HasValuesOfEachRank) {
     save(state, path, mesh.checkpoint_group());
   });
   for (const int world : {3, 2, 4, 1}) {
-    const testing::Warnings warnings;
+    const testing_support::Warnings warnings;
     run_mesh(world, [&](Mesh& mesh) {
       auto net = make_net({});
       shard(net, Way::rows, mesh);

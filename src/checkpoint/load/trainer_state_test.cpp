@@ -1,12 +1,11 @@
 #include <atomic>
 #include <filesystem>
-#include <mutex>
 #include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/log.h"
+#include "base/testing.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"
@@ -249,14 +248,9 @@ TEST(TrainerState, OtherNumbersOfRanksGetRankZerosWithoutRandomNumbers) {
 
 TEST(TrainerState, TheLogIsTold) {
   const std::string where = torch_new();
-  std::mutex mutex;
-  std::vector<std::string> told;
-  set_log([&](LogLevel level, std::string_view text) {
-    const std::lock_guard lock(mutex);
-    if (level == LogLevel::warning) told.emplace_back(text);
-  });
-  const TrainerState found = trainer_state(where, {}, *solo_group());
-  set_log({});
+  TrainerState found;
+  const std::vector<std::string> told =
+      warnings_of([&] { found = trainer_state(where, {}, *solo_group()); });
   EXPECT_EQ(told, found.warnings);
   EXPECT_EQ(told.size(), 1U);
 }

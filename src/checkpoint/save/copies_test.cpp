@@ -1,10 +1,8 @@
 #include "checkpoint/save/copies.h"
 
-#include <mutex>
-
 #include <gmock/gmock.h>
 
-#include "base/log.h"
+#include "base/testing.h"
 #include "checkpoint/test_support.h"
 #include "tessera/data_files.h"
 #include "tessera/verify.h"
@@ -21,25 +19,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 const Shape kLarge{300, 1000};  // 1.2 MB
-
-// The warnings of its life.
-class Warnings {
- public:
-  Warnings() {
-    set_log([this](LogLevel level, std::string_view text) {
-      const std::lock_guard lock(mutex_);
-      if (level == LogLevel::warning) texts_.emplace_back(text);
-    });
-  }
-  ~Warnings() { set_log({}); }
-  Warnings(const Warnings&) = delete;
-  Warnings& operator=(const Warnings&) = delete;
-  [[nodiscard]] const std::vector<std::string>& texts() const { return texts_; }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> texts_;
-};
 
 float& element(Value& tree, const std::string& key, std::size_t index) {
   const Piece& piece = tree.at(key).as_tensor().pieces.at(0);

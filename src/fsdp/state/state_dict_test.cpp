@@ -165,7 +165,7 @@ TEST(StateDict, ThatDoesNotFitChangesNothing_X48_X51_X53) {
 }
 
 TEST(StateDict, OfWhatIsNotShardedIsFullWithAWarning_SDT) {
-  const auto warnings = testing::warnings_of([&] {
+  const auto warnings = testing_support::warnings_of([&] {
     run_mesh(1, [](Mesh& mesh) {
       auto net = wrapped(mesh, false, ShardingStrategy::no_shard);
       const StateDictTypeScope sharded(net, {.type = StateDictType::sharded});

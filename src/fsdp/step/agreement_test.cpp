@@ -371,7 +371,7 @@ TEST(Parts, AutogradsGradOfParametersIsRefused) {
 // What no unit has --------------------------------------------------------------------------------
 
 TEST(Forgotten, ParametersAreNamedOnce) {
-  const auto warnings = testing::warnings_of([&] {
+  const auto warnings = testing_support::warnings_of([&] {
     run_mesh(2, [](Mesh& mesh) {
       auto net = make_net({});
       for (auto& block : net->blocks) fully_shard(block, mesh);  // and not the model

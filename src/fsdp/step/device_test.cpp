@@ -185,7 +185,7 @@ TEST(SecondDevice, ParametersOnDevicesThatTheMeshHasNotAreRefused_L9_X6_X7_X8_C1
 }
 
 TEST(SecondDevice, WithoutAnIndexIsTheCurrentOne_L10_X9) {
-  const testing::Warnings warnings;
+  const testing_support::Warnings warnings;
   const auto resolved = [](const std::string& device) {
     return resolve_device(torch::Device(device), 3, [] { return 5; }).str();
   };

@@ -192,7 +192,7 @@ TEST(LifeCycle, WholeParametersInsideAForwardAreRefused_SF3) {
 }
 
 TEST(LifeCycle, WholeParametersOfAllRanksOnTheCpuWarn_SF2_X47) {
-  const auto warnings = testing::warnings_of([&] {
+  const auto warnings = testing_support::warnings_of([&] {
     run_mesh(2, [](Mesh& mesh) {
       nn::Linear linear(2, 2);
       fully_shard(linear, mesh);
@@ -378,7 +378,7 @@ TEST(LifeCycle, IntegersAreNeitherCastNorReduced_P6) {
 // FSDP1 -------------------------------------------------------------------------------------------
 
 TEST(Fsdp1LifeCycle, OneRankShardsNothingAndWarns_C3_L8) {
-  const auto warnings = testing::warnings_of([&] {
+  const auto warnings = testing_support::warnings_of([&] {
     run_mesh(1, [](Mesh& mesh) {
       const FullyShardedDataParallel<nn::Linear> model(nn::Linear(3, 2), mesh);
       for (const auto& parameter : model.parameters()) EXPECT_FALSE(parameter.sharded);

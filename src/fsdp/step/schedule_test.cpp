@@ -226,7 +226,7 @@ TEST(ForwardOrder, IsNotComparedInEvaluation_EO2) {
 }
 
 TEST(ForwardOrder, OfALaterIterationWarnsInTheFirstOneOnly_EO4_X44_E8) {
-  const auto warnings = testing::warnings_of([&] {
+  const auto warnings = testing_support::warnings_of([&] {
     run_mesh(2, [&](Mesh& mesh) {
       auto net = small(mesh, {});
       train(net, mesh);
@@ -494,7 +494,7 @@ struct ViewingImpl : torch::nn::Module {
 TESSERA_MODULE(Viewing);
 
 TEST(Schedule, ResultsThatAreViewsWarnOnce_R5) {
-  const auto warnings = testing::warnings_of([&] {
+  const auto warnings = testing_support::warnings_of([&] {
     run_mesh(2, [](Mesh& mesh) {
       Viewing viewing;
       fully_shard(viewing, mesh);

@@ -200,7 +200,7 @@ TEST(Fsdp1Methods, NoSyncPutsFlagsBack_M15_NS2_NS6) {
     loss_of(model, batch_of(0, 0, mesh)).backward();
     EXPECT_EQ(unit_reports(model.module())[0].reductions, before + 1);
     if (mesh.rank() != 0) return;
-    const auto warnings = testing::warnings_of([&] {
+    const auto warnings = testing_support::warnings_of([&] {
       const auto quiet = model.no_sync();
       set_requires_gradient_sync(model.module(), true);
     });
@@ -279,7 +279,7 @@ TEST(Fsdp1Modules, AreListedOnceInModuleOrder_M5) {
 }
 
 std::vector<std::string> mesh_warnings_of(const std::function<void(Mesh&)>& body) {
-  return testing::warnings_of([&] { run_mesh(2, body); });
+  return testing_support::warnings_of([&] { run_mesh(2, body); });
 }
 
 TEST(Fsdp1Modules, WithoutForwardOrIgnoredAsAWholeWarn_C1_L2_X5) {

@@ -399,7 +399,7 @@ TEST(WrapPolicies, AFunctionMayGiveOptions_WP5_C5) {
 
 TEST(WrapPolicies, FrozenParametersBesideOthersAreRefusedOrWarnedOf_WP8) {
   for (const bool original : {false, true}) {
-    const auto warnings = testing::warnings_of([&] {
+    const auto warnings = testing_support::warnings_of([&] {
       run_mesh(2, [&](Mesh& mesh) {
         Stack stack;
         stack->head->bias.requires_grad_(false);
