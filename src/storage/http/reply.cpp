@@ -136,10 +136,7 @@ bool Reply::keep(ByteView bytes) {
     return true;
   }
   const bool is_error = response_.status >= 300;
-  if (is_error && received_ > kMostErrorBody) {
-    is_enough_ = true;
-    return false;
-  }
+  if (is_error && received_ > kMostErrorBody) return false;
   if (!is_error && received_ > request_.most_body) {
     throw Error(ErrorCode::limit, "the answer has more than the " +
                                       std::to_string(request_.most_body) + " bytes expected here")

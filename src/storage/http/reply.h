@@ -22,8 +22,6 @@ class Reply {
   void require_acceptable() const {
     if (refusal_) std::rethrow_exception(refusal_);
   }
-  // It is whole as far as we wanted it, although the connection was cut.
-  [[nodiscard]] bool is_enough() const { return is_enough_; }
   // Why a whole answer does not fill HttpRequest::into; empty: it does, or it does not go there.
   [[nodiscard]] std::string misfit() const;
   [[nodiscard]] std::uint64_t received() const { return received_; }
@@ -43,7 +41,6 @@ class Reply {
   std::uint64_t received_ = 0;  // of the body
   std::uint64_t promised_ = 0;  // of a body that was stopped for its length; 0: it was not
   bool is_head_over_ = false;   // what comes now is no header of ours
-  bool is_enough_ = false;
   std::exception_ptr refusal_;
 };
 
