@@ -12,6 +12,9 @@ namespace tessera {
 
 #if defined(__x86_64__)
 
+// GCC 12's header begins some results with a register as it is.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
 namespace {
 
 // x^n modulo the polynomial, reflected, and as a factor of a product of 64 bits.

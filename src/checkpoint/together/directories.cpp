@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kOperation = "planning a checkpoint";
+constexpr const char* kPlanning = "planning a checkpoint";
 
 }  // namespace
 
@@ -85,7 +85,7 @@ void Directories::begin() {
     return to_message(std::pair(random_uuid(), made));
   };
   std::tie(save_id_, siblings_.emplace_back()) = from_message<std::pair<std::string, Sibling>>(
-      confer(group_, kOperation, {[] { return Bytes(); }, combine_nothing, conclude}));
+      confer(group_, kPlanning, {[] { return Bytes(); }, combine_nothing, conclude}));
   enter(siblings_.front());
 }
 
@@ -172,7 +172,7 @@ std::vector<int> Directories::elect() {
     return to_message(std::pair(false, publishers));
   };
   auto [is_election, ranks] = from_message<std::pair<bool, std::vector<int>>>(
-      confer(group_, kOperation, {contribute, side_by_side, conclude}));
+      confer(group_, kPlanning, {contribute, side_by_side, conclude}));
   if (is_election) return std::move(ranks);
   publishers_ = std::move(ranks);
   return {};
@@ -181,7 +181,7 @@ std::vector<int> Directories::elect() {
 void Directories::make_more(const std::vector<int>& makers) {
   const bool is_maker = std::ranges::binary_search(makers, group_.rank());
   const auto contribute = [&] { return is_maker ? to_message(make()) : Bytes(); };
-  const Bytes all = confer(group_, kOperation, {contribute, side_by_side, std::identity()});
+  const Bytes all = confer(group_, kPlanning, {contribute, side_by_side, std::identity()});
   for (Sibling& made : all_from_message<Sibling>(all)) siblings_.push_back(std::move(made));
 }
 

@@ -153,14 +153,14 @@ class Saver final : public GroupSave {
     const Conference written =
         conference_of([this] { return Written(sums_, state_sums_); }, join_written,
                       [this](Written all) { return conclude_written(std::move(all)); });
-    constexpr const char* kOperation = "writing a checkpoint";
+    constexpr const char* kWriting = "writing a checkpoint";
     Bytes told;
     if (travels_) {
-      agree_on_long_work(group_, kOperation, options_.stop, work);
+      agree_on_long_work(group_, kWriting, options_.stop, work);
       send_runs();
-      told = confer(group_, kOperation, written);
+      told = confer(group_, kWriting, written);
     } else {
-      told = confer_after_long_work(group_, options_.stop, work, kOperation, written);
+      told = confer_after_long_work(group_, options_.stop, work, kWriting, written);
     }
     StateDigests digests;
     std::tie(sums_, digests) = from_message<std::pair<FileSums, StateDigests>>(told);

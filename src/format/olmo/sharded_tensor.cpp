@@ -126,7 +126,8 @@ Value rank_map(int ranks) {
   Tensor tensor;
   tensor.dtype = DType::int32;
   tensor.shape = {ranks};
-  tensor.pieces.push_back({whole(tensor.shape), std::move(storage)});
+  tensor.pieces.push_back(
+      {.slice = whole(tensor.shape), .storage = std::move(storage), .strides = {}});
   return Value(std::move(tensor));
 }
 

@@ -51,9 +51,9 @@ class Pages {
 
 struct ObjectState {
   std::uint64_t size = 0;
-  std::string etag;     // with its quotes
-  std::string attempt;  // of whoever wrote it with this library, see Written; else empty
-  std::string version;  // for Condition: the ETag, or Google's generation
+  std::string etag;          // with its quotes
+  std::string attempt = {};  // of whoever wrote it with this library, see Written; else empty
+  std::string version;       // for Condition: the ETag, or Google's generation
 };
 
 // What a write demands of the object that has the name by now. Empty: nothing.

@@ -90,9 +90,9 @@ ByteView bytes_of(std::string_view text) {
 
 // 20130524T000000Z
 std::string timestamp_of(std::chrono::system_clock::time_point now) {
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+  const std::time_t since_1970 = std::chrono::system_clock::to_time_t(now);
   std::tm utc{};
-  ::gmtime_r(&seconds, &utc);
+  ::gmtime_r(&since_1970, &utc);
   char text[17];
   (void)std::strftime(text, sizeof text, "%Y%m%dT%H%M%SZ", &utc);
   return text;
