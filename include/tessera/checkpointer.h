@@ -128,7 +128,7 @@ class Checkpointer {
   Group& group_;
   CheckpointerOptions options_;
   int threads_;
-  // By group: what the last restore found and the optimizer does not know.
+  // Options of each group that the last restore found and the optimizer does not know.
   Value::List restored_groups_;
   Value::List restored_orders_;  // the names of each stored group
 };

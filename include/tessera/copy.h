@@ -28,8 +28,8 @@ struct CopyOptions {
 
 struct CopyReport {
   std::uint64_t checkpoints = 0;
-  std::uint64_t files = 0, bytes = 0;              // of these, and of their digests
-  std::uint64_t whole_files = 0, whole_bytes = 0;  // of them: the target had them already
+  std::uint64_t files = 0, bytes = 0;              // of checkpoints, and of their digests
+  std::uint64_t whole_files = 0, whole_bytes = 0;  // among these: the target had them already
   std::uint64_t server_bytes = 0;  // of `bytes`: the store copied them, they did not come here
 };
 
@@ -78,7 +78,7 @@ struct UploadReport {
   std::uint64_t total_files = 0;  // of all ranks
   std::uint64_t total_bytes = 0;
   std::uint64_t whole_files = 0;   // of `files`: with `resume`, the target had them already
-  std::uint64_t whole_bytes = 0;   // of them
+  std::uint64_t whole_bytes = 0;   // of `bytes`, likewise
   std::uint64_t server_bytes = 0;  // of `bytes`: copied by the store itself (StoreCopy)
 };
 

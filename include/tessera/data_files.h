@@ -33,7 +33,7 @@ namespace [[gnu::visibility("default")]] tessera {
 // "__3_0_1a2b3c4d5e6f.distcp": the first file of rank 3.
 [[nodiscard]] std::string data_file_name(int rank, int file, const std::string& attempt);
 
-// Where an item lies in its data file, in bytes.
+// The place of an item in its data file, in bytes.
 struct ItemExtent {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
@@ -102,7 +102,7 @@ class DcpDirectory {
   std::unique_ptr<State> state_;
 };
 
-// Where an item is.
+// The place of an item, and how it is encoded.
 struct DcpItem {
   std::string file;  // in the checkpoint's directory, which it does not leave
   ItemExtent extent;

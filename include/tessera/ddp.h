@@ -72,7 +72,7 @@ class DistributedDataParallel {
   auto* operator->() { return module_.holder().get(); }
   auto* operator->() const { return module_.holder().get(); }
 
-  // While the returned object lives, backward accumulates gradients on this rank.
+  // Backward accumulates gradients on this rank while the returned object lives.
   [[nodiscard]] NoSync no_sync() const { return NoSync(module_.holder()); }
 
  private:

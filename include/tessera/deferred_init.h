@@ -44,7 +44,7 @@ namespace detail {
 
 class Recording;
 
-// While it lives, this thread's operators are recorded. Inside another one it does nothing.
+// The scope records this thread's operators while it lives. Inside another one it does nothing.
 class DeferredScope {
  public:
   DeferredScope();

@@ -38,8 +38,8 @@ struct DistributedSamplerOptions {
 
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  // Of `size` samples, for rank `rank` of `num_replicas`. Throws `invalid_argument` for a rank that
-  // is none of them.
+  // The sampler of `size` samples, for rank `rank` of `num_replicas`. Throws `invalid_argument` for
+  // a rank that is none of them.
   DistributedSampler(std::size_t size, int num_replicas, int rank,
                      const DistributedSamplerOptions& options = {});
 

@@ -57,7 +57,8 @@ class Error : public std::exception {
   // afresh: `not_found` is also the code of a layer or an optimizer that a checkpoint lacks.
   [[nodiscard]] bool is_no_checkpoint() const noexcept { return is_no_checkpoint_; }
 
-  // By rank, when several ranks raised the error together. Empty when the error is local.
+  // The errors by rank, when several ranks raised the error together. Empty when the error is
+  // local.
   [[nodiscard]] const std::map<int, Error>& peers() const noexcept;
   // Combines the failures of `ranks` ranks into one error. In a group of one rank it is that rank's
   // own error. Otherwise it has the code, path, key and offset that all failures share, and

@@ -157,8 +157,8 @@ decltype(auto) call_method(Method method, Module&& module, Arguments&&... argume
 // rank must do it alike. Without `recurse` it acts on the unit of `module` alone.
 void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse = true);
 
-// While it lives, gradient sync is off for the units at and below `module`. Afterwards each unit
-// has its former setting, also after an exception. This is PyTorch's no_sync(). Throws
+// NoSync turns gradient sync off for the units at and below `module` while it lives. Afterwards
+// each unit has its former setting, also after an exception. This is PyTorch's no_sync(). Throws
 // `invalid_argument` in a forward or backward. tessera/unit_controls.h says what zero_grad keeps.
 class [[nodiscard]] NoSync {
  public:

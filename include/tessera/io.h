@@ -48,8 +48,8 @@ class ByteSource {
   [[nodiscard]] virtual std::uint64_t request_cost() const { return kNearRequest; }
   // Whether read_at compares what it gives with digests recorded for it. A difference is `corrupt`.
   [[nodiscard]] virtual bool checked() const { return false; }
-  // Of a source in front of another one with the same bytes, a cache or a check: that one, or what
-  // it stands in front of. Lives as long as this one.
+  // The source itself or, if it is a cache or a check in front of another one with the same bytes,
+  // original() of that one. It lives as long as this one.
   [[nodiscard]] virtual const ByteSource& original() const { return *this; }
 };
 

@@ -103,7 +103,7 @@ struct Part {
 struct Placement {
   int parts = 1;   // 1: every rank holds the whole tensor
   int stride = 1;  // ranks in a row that hold the same part
-  // By torch.chunk's rule along this dimension, if `shard` is 0.
+  // The dimension that torch.chunk's rule cuts, if `shard` is 0.
   int dim = 0;
   // Otherwise the tensor is a member of a flat parameter (FSDP1) that is cut into parts of `shard`
   // elements: the tensor's first element is number `begin` of the flat parameter.
@@ -117,7 +117,7 @@ struct FlatMember {
   std::string name;
   Shape shape;               // of the whole parameter
   FlatRange range;           // the parameter's elements that are held; empty: none
-  std::int64_t base = 0;     // where the first of them is in the shard, in elements
+  std::int64_t base = 0;     // place of `range`'s first element in the shard, in elements
   Placement placement = {};  // what each rank holds, if that is known
 };
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string_view>
 
-// Of the headers: major * 10000 + minor * 100 + patch.
+// The version of the headers: major * 10000 + minor * 100 + patch.
 #define TESSERA_VERSION_NUMBER 100
 #define TESSERA_VERSION_STRING "0.1.0"
 
@@ -13,7 +13,7 @@ namespace [[gnu::visibility("default")]] tessera {
 
 // The version of the library. What a version may change: docs/versions.md.
 
-// Of the library that runs, as TESSERA_VERSION_STRING has it.
+// The version of the library that runs, as TESSERA_VERSION_STRING has it.
 [[nodiscard]] std::string_view version() noexcept;
 
 // What the library has to say that is no error: warnings that people need to hear, and notes. A
@@ -39,8 +39,9 @@ void set_log(LogHook hook);
 // lock, which `os.environ` takes, too. Libraries that are loaded for a first URL read it on their
 // own: prepare_store() of stores.h loads them there and then.
 //
-// Where it was never called, the environment itself is read whenever a setting is needed. Then, as
-// with getenv(), nobody may call setenv(), putenv() or unsetenv() while the library works.
+// The environment itself is read, whenever a setting is needed, in a process that never called
+// this. Then, as with getenv(), nobody may call setenv(), putenv() or unsetenv() while the library
+// works.
 void copy_environment();
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ namespace [[gnu::visibility("default")]] tessera {
 //                  without allow_cast, or the cast needs allow_wrap; keys are extra; or these and
 //                  others together
 //   `unsupported`  there is no conversion between the dtypes, and nothing else is wrong
-// Where ranks differ, all of them get the lists of up to 16 ranks; equal lists come once.
+// The lists of up to 16 ranks go to all ranks where ranks differ; equal lists come once.
 enum class OnDifference : std::uint8_t {
   refuse,  // the load throws before it has written any memory
   report,  // the key is left alone and named in LoadReport

@@ -1,4 +1,4 @@
-// Where a checkpoint is or goes, as functions take it.
+// The place where a checkpoint is or goes, as functions take it.
 #pragma once
 
 #include <concepts>
@@ -10,7 +10,8 @@ namespace [[gnu::visibility("default")]] tessera {
 
 class Store;  // storage.h
 
-// Where a checkpoint is or goes: a path, a URL, or a store, of which it is the root or an object.
+// The place where a checkpoint is or goes: a path, a URL, or a store, of which it is the root or an
+// object.
 struct Location {
   template <std::convertible_to<std::string> Path>  // a literal, std::string, std::filesystem::path
   Location(const Path& at) : path(at) {}            // NOLINT(google-explicit-constructor)

@@ -121,7 +121,7 @@ class LRScheduler {
   // LambdaLR gives a rate below 0 or no number. Nothing is changed then.
   void step();
 
-  // By group: the rates of this epoch, and the base rates.
+  // The rates of this epoch and the base rates, one for each group.
   [[nodiscard]] const std::vector<double>& get_last_lr() const noexcept { return last_lr_; }
   [[nodiscard]] const std::vector<double>& base_lrs() const noexcept { return base_lrs_; }
   [[nodiscard]] std::int64_t last_epoch() const noexcept { return last_epoch_; }
@@ -150,7 +150,7 @@ struct PlateauOptions {
   double factor = 0.1;                  // 0 to below 1
   std::int64_t patience = 10;           // epochs in a row that may be no better than the best
   double threshold = 1e-4;              // by which a metric has to be better than the best
-  ThresholdMode threshold_mode = ThresholdMode::rel;  // of the best, or as it is
+  ThresholdMode threshold_mode = ThresholdMode::rel;  // rel: a share of the best; abs: as it is
   std::int64_t cooldown = 0;         // epochs after a reduction in which none counts as no better
   std::vector<double> min_lr = {0};  // 0 or more, for all groups or for each
   double eps = 1e-8;                 // smaller changes of a rate are not made

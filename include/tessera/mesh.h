@@ -20,8 +20,8 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 struct MeshOptions {
-  // Where parameters live and compute runs. Unset: CUDA device LOCAL_RANK if libtorch has CUDA and
-  // the machine has a device, else the CPU.
+  // The device where parameters live and compute runs. Unset: CUDA device LOCAL_RANK if libtorch
+  // has CUDA and the machine has a device, else the CPU.
   std::optional<torch::Device> device;
   // How long a collective may take before its peers count as lost.
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
@@ -32,7 +32,7 @@ struct MeshOptions {
   // point, all-to-all). With shared memory a dead peer is noticed within a fraction of a second,
   // and collectives make progress only inside this rank's calls.
   bool same_host = true;
-  // Of checkpoint_group(): a rank that gives no sign of life for `silence` while others wait for it
+  // A rank of checkpoint_group() that gives no sign of life for `silence` while others wait for it
   // counts as lost. One that is alive is waited for until `longest_wait`.
   std::chrono::milliseconds silence = std::chrono::seconds(30);
   std::chrono::milliseconds longest_wait = std::chrono::hours(1);

@@ -100,7 +100,7 @@ void register_optimizer(std::function<void(StateFields&, State&)> state,
 class OptimizerAccess {
  public:
   virtual ~OptimizerAccess() = default;
-  // By group, in the order of the groups.
+  // The parameters of each group, in the order of the groups.
   [[nodiscard]] virtual std::vector<std::vector<at::Tensor>> parameters() const = 0;
   // The options of a group: a dict with PyTorch's keys, without "params".
   [[nodiscard]] virtual Value group(std::size_t index) const = 0;

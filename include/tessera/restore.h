@@ -67,7 +67,7 @@ struct NameRules {
 
 // What there is to restore into.
 struct LiveNames {
-  // Of the model's parameters and buffers. Empty: names stay as they are stored.
+  // Names of the model's parameters and buffers. Empty: names stay as they are stored.
   std::vector<std::string> names;
   // The optimizer's groups, with names of parameters in their `params`. None: groups stay as they
   // are stored.

@@ -35,7 +35,7 @@ struct RunCheckpoint {
 [[nodiscard]] std::string run_checkpoint_name(std::int64_t step, bool unsharded = false);
 // A directory below: of a path, of a store's root, of a directory in a store.
 [[nodiscard]] Location directory_in(const Location& where, const std::string& name);
-// Where a checkpoint of the run is or goes.
+// The place where a checkpoint of the run is or goes.
 [[nodiscard]] RunCheckpoint run_checkpoint(const Location& run, std::int64_t step,
                                            bool unsharded = false);
 
@@ -80,8 +80,8 @@ void go_on_from(const Location& run, std::int64_t step);
 // The same by rank 0. Collective.
 void go_on_from(const Location& run, std::int64_t step, Group& group);
 
-// Of each of the three lists the newest ones that stay; negative: all of them. The new checkpoint
-// is one of them, and it stays in any case.
+// The numbers of newest checkpoints that stay in each of the three lists; negative: all of them.
+// The new checkpoint is one of them, and it stays in any case.
 struct Retention {
   std::int64_t sharded = -1;
   std::int64_t unsharded = -1;

@@ -42,10 +42,10 @@ struct OlmoMesh {
 struct OlmoSave {
   // The text of config.yaml, which is written last. Empty: one line that names the checkpointer.
   std::string config = {};
-  // Of olmo_full: model and optimizer become .safetensors with OLMo's names instead of .pt.
+  // Model and optimizer of olmo_full become .safetensors with OLMo's names instead of .pt.
   bool safetensors = false;
-  // Of olmo_legacy: tensors become the DTensors of this mesh, which OLMo restores in a hybrid mesh
-  // of the same size and nowhere else. None: ShardedTensors over all ranks.
+  // The mesh of the DTensors that the tensors of olmo_legacy become. OLMo restores them in a hybrid
+  // mesh of the same size and nowhere else. None: ShardedTensors over all ranks.
   std::optional<OlmoMesh> mesh = {};
   // The rest is of olmo_local alone. All modules that FSDP1 wraps, the root first, in the order of
   // named_modules. The parameters of one lie one after another in its flat parameter.
@@ -60,9 +60,10 @@ struct OlmoSave {
 // into which file.
 
 struct SafetensorsSet {
-  // By name, the number of a tensor's file, from 1 on. The largest number N is that of the files:
-  // number i is model-0000i-of-0000N.safetensors. One that no tensor has is not written. Every
-  // tensor must have a number, else that is `invalid_argument`. Empty: `max_size` decides.
+  // The number of each tensor's file, by the tensor's name, from 1 on. The largest number N is that
+  // of the files: number i is model-0000i-of-0000N.safetensors. One that no tensor has is not
+  // written. Every tensor must have a number, else that is `invalid_argument`. Empty: `max_size`
+  // decides.
   std::map<std::string, int> file_of = {};
   // Tensors go into files in their order, a new one where one would have more bytes than this. One
   // that is larger has a file to itself. If one file holds all, it is model.safetensors, without an
@@ -116,7 +117,8 @@ struct SaveOptions {
   Compression compression = Compression::none;
   int compression_level = 3;
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
-  // Of DCP saves by several ranks, rank 0's count; others have nothing to compare.
+  // These two are for DCP saves by several ranks, where those of rank 0 count; other saves have
+  // nothing to compare.
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
   IfDiffers copies = IfDiffers::warn;    // tensors and their parts that several ranks hold
   // What a DCP save makes of its leaves, and with `name` and `dtype` a set of safetensors, too. The

@@ -63,7 +63,7 @@ struct ShardOptions {
   MixedPrecision mixed_precision = {};
   // Unset: units are gathered only when they are needed.
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::pre;
-  // While this unit computes, gather the one that came next in the last pass.
+  // The unit that came next in the last pass is gathered while this unit computes.
   bool forward_prefetch = true;
   // With a number k: after forward a rank keeps 1/k of the unit, not only its shard. For backward
   // it gathers the unit from its k neighbours. If k is the number of ranks on a host, these are on

@@ -55,8 +55,8 @@ class Store {
   [[nodiscard]] virtual bool has_directories() const { return false; }  // it has both
   virtual StoreCopied copy(const StoreCopy& what);  // by the store's own means, if it can
   virtual void remove(std::string_view name) = 0;   // no error if there is no such object
-  // Where rights are granted one by one, tries by an object `probe` what a save asks for: throws
-  // what is refused, and `unsupported` if commits let rivals in, unless `is_only_writer`.
+  // The call tries by an object `probe` what a save asks for, where rights are granted one by one.
+  // It throws what is refused, and `unsupported` if commits let rivals in, unless `is_only_writer`.
   virtual void require_writable(std::string_view probe, bool is_only_writer);
   virtual void remove_unfinished() {}  // of killed writers; only while nobody writes to the store
   virtual void sync() {}               // objects committed before it survive a crash after it

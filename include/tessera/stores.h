@@ -29,7 +29,8 @@ class NewDirectory {
 
   // What it is called in the store until its commit: "NAME-tmp-" and an attempt. Write here.
   [[nodiscard]] virtual const std::string& working() const = 0;
-  // Of a directory that had the name before: whether its object `name`, relative to it, goes.
+  // IsReplaced says whether an object of the directory that had the name before goes. `name` is
+  // relative to that directory.
   using IsReplaced = std::function<bool(std::string_view name)>;
   // Gives it its name in one step, durably; its objects must be durable. What had the name before
   // stays whole until then. Afterwards those of its objects are there too that `is_replaced` says

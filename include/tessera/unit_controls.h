@@ -48,7 +48,7 @@ void set_is_last_backward(ModuleRef module, bool is_last);
 void set_reshard_after_forward(ModuleRef module, bool reshard, bool recurse = true);
 void set_reshard_after_backward(ModuleRef module, bool reshard, bool recurse = true);
 
-// Where memory is free: units stay gathered between their forward and their backward, as long as
+// Units stay gathered between their forward and their backward if memory allows it: as long as
 // their parameters together, in the dtype that they are gathered in, have at most `bytes`. Each
 // saves a gather a step, and is freed after its backward as before. The last units of the forward
 // come first, since their backwards do; one that does not fit is passed over. This is for units

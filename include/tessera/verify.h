@@ -82,7 +82,7 @@ struct Difference {
 //
 // A load that brings elements to wrong places shows here, and not only in the loss.
 
-// By name: the CRC-32 of a tensor's bytes in row-major order, which torch.save records of it, too.
+// The CRC-32 of each tensor's bytes in row-major order, by name. torch.save records it, too.
 using StateDigests = std::map<std::string, std::uint32_t>;
 
 // What a load has brought into memory, summed while it was in the cache. Of tensors all of whose
@@ -105,12 +105,12 @@ class LoadedSums {
   std::unique_ptr<Sums> sums_;
 };
 
-// Of all tensors in the dicts and lists of `tree`, of which each rank holds its own pieces, as in
-// save() of checkpoint.h; on every rank. Ranks digest what they hold, and nothing else travels.
-// Throws `mismatch` naming the first tensor that differs between ranks that hold the same part of
-// it, `unsupported` for a tensor of which ranks cannot compute what the others hold. `threads`: of
-// this rank, 1 to 256. `loaded`: of a load into this tree's memory, under the names that it has
-// here. Collective.
+// The digests of all tensors in the dicts and lists of `tree`, of which each rank holds its own
+// pieces, as in save() of checkpoint.h; on every rank. Ranks digest what they hold, and nothing
+// else travels. Throws `mismatch` naming the first tensor that differs between ranks that hold the
+// same part of it, `unsupported` for a tensor of which ranks cannot compute what the others hold.
+// `threads`: of this rank, 1 to 256. `loaded`: of a load into this tree's memory, under the names
+// that it has here. Collective.
 [[nodiscard]] StateDigests state_digests(const Value& tree, Group& group, int threads = 1,
                                          const LoadedSums* loaded = nullptr);
 

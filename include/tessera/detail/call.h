@@ -166,7 +166,7 @@ class HandedIn {
   explicit HandedIn(Collect collect) : collect_(std::move(collect)) {
     for (const auto* tensor : collect_()) given_.push_back(*tensor);
   }
-  // Where forward throws, what it has changed stays.
+  // Changes that forward made before it threw stay.
   ~HandedIn() {
     if (!given_.empty()) give_back();
   }

@@ -87,7 +87,7 @@ class OptimizerRefs {
                                          const DistributedStateDictOptions& options = {});
 
 // {"state": {name: {entry: value}}, "param_groups": [...]} of all optimizers together, copied.
-// Where an optimizer has no state on any rank, as before its first step, it is of zeros
+// Zeros stand for the state of an optimizer that has none on any rank, as before its first step
 // (OptimizerAccess::first_state), so that there is memory to load into; the optimizer stays as it
 // is. PyTorch makes a step for that, after which Adam has counted it. Throws what
 // full_optim_state_dict does, `conflict` for a parameter that two optimizers have, and with flat

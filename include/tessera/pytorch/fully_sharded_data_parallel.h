@@ -202,7 +202,7 @@ class FullyShardedDataParallel {
   }
   // True if no unit's module contains this one.
   [[nodiscard]] bool is_root() const { return detail::is_root(*module()); }
-  // While the returned object lives, backward accumulates gradients on this rank. Throws
+  // Backward accumulates gradients on this rank while the returned object lives. Throws
   // `invalid_argument` on a module inside another one, and in a forward or backward.
   [[nodiscard]] NoSync no_sync() const {
     detail::require_root(*module(), "`no_sync()` on inner FSDP instances is not supported");

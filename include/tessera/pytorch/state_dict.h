@@ -42,10 +42,10 @@ struct FullParamsOptions {
   bool with_grads = false;  // averaged gradients too; a parameter without one on any rank has none
 };
 
-// While it lives, the parameters of the units at and below `module` have all their data. What
-// unshard() gathered is freed afterwards. Parameters that stay in place (`replicate`) always have
-// their data, and changes to them always last. Throws `invalid_argument` in a forward or backward,
-// while another one lives, and for `writeback` with `rank0_only`. Collective.
+// FullParams gives the parameters of the units at and below `module` all their data while it lives.
+// What unshard() gathered is freed afterwards. Parameters that stay in place (`replicate`) always
+// have their data, and changes to them always last. Throws `invalid_argument` in a forward or
+// backward, while another one lives, and for `writeback` with `rank0_only`. Collective.
 //
 // What reads the model meanwhile (saves, state dicts, AdamW::step) has the changes. What changes
 // this rank's shards meanwhile (loads, optimizers, `local`) lasts; the whole tensors show it after

@@ -16,8 +16,8 @@
 
 namespace [[gnu::visibility("default")]] tessera {
 
-// While it lives, wrap() on this thread makes units with these options. Throws `unsupported` while
-// another one lives.
+// EnableWrap lets wrap() on this thread make units with these options while it lives. Throws
+// `unsupported` while another one lives.
 class [[nodiscard]] EnableWrap {
  public:
   explicit EnableWrap(const Mesh& mesh, const FullyShardedOptions& options = {});
@@ -37,9 +37,9 @@ void wrap_in_scope(const std::shared_ptr<torch::nn::Module>& module, SlotMaker s
 
 }  // namespace detail
 
-// While an EnableWrap lives, does to `module`, a holder, what FullyShardedDataParallel does, with
-// the scope's options as `override_options` changes them. Otherwise it does nothing. Returns the
-// holder. Collective while an EnableWrap lives.
+// wrap() does to `module`, a holder, what FullyShardedDataParallel does, with the scope's options
+// as `override_options` changes them, while an EnableWrap lives. Otherwise it does nothing. Returns
+// the holder. Collective while an EnableWrap lives.
 template <typename Holder>
 Holder wrap(Holder module, const std::function<void(FullyShardedOptions&)>& override_options = {}) {
   detail::wrap_in_scope(module.ptr(), detail::make_slot_maker(module.ptr()), override_options);
