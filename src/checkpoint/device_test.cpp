@@ -153,7 +153,7 @@ TEST(Device, CompressesTheSameBytesAsFromTheHost_R16) {
   EXPECT_LE(gpu.device->most_window_bytes(), std::size_t{4} << 20);
 }
 
-// By a function of the save (checkpoint-rows P-20).
+// A function of the save converts (checkpoint-rows P-20).
 TEST(Device, ConvertsTheSameAsFromTheHost_R16) {
   const Value host = host_tree();
   OnDevice gpu(host);

@@ -306,7 +306,7 @@ TEST(OlmoTargets, RefuseNamesWithoutEnd) {
   EXPECT_EQ(code_of([&] { (void)UnitPlan::by_expression(names, "(a|b)*c"); }), ErrorCode::limit);
 }
 
-// Of bytes that are all 255: a NaN, if it is a floating-point type, and -1.
+// Elements whose bytes are all 255: NaN in a floating-point type, -1 in an integer one.
 Value all_ones(DType dtype, const Shape& shape) {
   const auto bytes = std::make_shared<std::vector<std::byte>>(64, std::byte{255});
   auto storage = std::make_shared<Storage>();

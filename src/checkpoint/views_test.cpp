@@ -35,7 +35,7 @@ struct View {
   Shape strides;
   bool operator==(const View&) const = default;
 
-  // Where each element begins, in the memory; row-major.
+  // The places where elements begin, in the memory; row-major.
   [[nodiscard]] std::vector<std::size_t> places() const {
     std::vector<std::size_t> places;
     for (std::int64_t i = 0; i < numel(sizes); ++i) {
@@ -254,7 +254,7 @@ TEST_F(Views, AreSavedAsTheyAre) {
   }
 }
 
-// Of a [4, 3] tensor: pieces with memory of their own, as `save` and `save_part` take them.
+// Pieces of a [4, 3] tensor with memory of their own, as `save` and `save_part` take them.
 class Chunks : public testing::Test {
  protected:
   static Box drawn_box(Random& random) {

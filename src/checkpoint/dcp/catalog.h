@@ -32,7 +32,7 @@ void write_path(MessageWriter& message, const Path& path);
 // that nobody has to decode them all: who needs a chunk looks it up. Catalogs travel between the
 // ranks of one job and are never stored.
 
-// Where an item is.
+// The place of an item, and its encoding.
 struct ItemRange {
   std::uint32_t file = 0;  // its number in the catalog
   std::uint64_t offset = 0;

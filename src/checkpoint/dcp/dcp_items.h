@@ -35,12 +35,12 @@ class DataFiles {
  public:
   explicit DataFiles(std::shared_ptr<Store> store);
 
-  // Where a chunk's bytes are. Throws `incomplete` when the file is missing or ends before the item
-  // does, `io` when something else than a file has its name, `unsupported` for an unknown
+  // The place of a chunk's bytes. Throws `incomplete` when the file is missing or ends before the
+  // item does, `io` when something else than a file has its name, `unsupported` for an unknown
   // transform, and for chunks in the safetensors format `corrupt` when the file's own header says
   // something else.
   [[nodiscard]] ItemRange chunk(const dcp::Entry& entry, std::size_t number);
-  // Where a bytes item is.
+  // The place of a bytes item.
   [[nodiscard]] ItemRange item(const dcp::Entry& entry);
   // Throws `corrupt` when two of the items that were asked for lie on the same bytes: every item is
   // an archive of its own. Those in the safetensors format share one file, whose header is checked.
@@ -87,7 +87,7 @@ class DataFiles {
                                             std::size_t number, const ByteSource& source);
   [[noreturn]] void refuse_item(const std::string& what, const dcp::ItemView& item,
                                 const std::string& key) const;
-  // Of an item whose file the store does not list.
+  // The store does not list the item's file.
   [[noreturn]] void refuse_missing(const dcp::ItemView& item, const std::string& key) const;
 
   std::shared_ptr<Store> store_;

@@ -35,7 +35,7 @@ class ZstdSink final : public ByteSink {
 
   // The next frame lies at `at` of `out`, and its content will have `size` bytes.
   void begin(ByteSink& out, std::uint64_t at, std::uint64_t size);
-  // Of the content, from its first byte to its last without a gap.
+  // The content comes from its first byte to its last without a gap.
   void write_at(std::uint64_t offset, ByteView bytes) override;
   // After the last byte. Returns the frame's length.
   std::uint64_t end();
@@ -96,7 +96,8 @@ class ItemWriter {
   // others where in which file their elements are.
   enum class Way : std::uint8_t { gathered, straight };
   dcp::Item made(torch_file::Writer archive, Way way, const SlotWriter& write_slot);
-  // Of a tensor. Models have few shapes and many tensors, so archives without elements are kept.
+  // The archive of a tensor without elements. Models have few shapes and many tensors, so it is
+  // kept.
   const torch_file::Writer& archive_of(DType dtype, const Shape& shape);
   // A window, or less for an item of fewer bytes.
   MutableByteView scratch_for(std::uint64_t bytes);

@@ -36,8 +36,8 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 // `__{rank}_{n}_{attempt}.distcp`, a name that one save only uses: torch's names lack the attempt.
 [[nodiscard]] bool is_attempt_name(std::string_view name);
 
-// Where the tensors of a safetensors file lie in the whole tensors, as PyTorch's sharded writers
-// say it (checkpoint-rows F-07).
+// The places of the tensors of a safetensors file in the whole tensors, as PyTorch's sharded
+// writers say them (checkpoint-rows F-07).
 
 inline constexpr const char* kShardingKey = "DCP_SHARDING_INFO";  // of `__metadata__`
 

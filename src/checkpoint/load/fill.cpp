@@ -33,7 +33,7 @@
 namespace tessera {
 namespace {
 
-// Where a byte is: addresses of two devices say nothing about each other.
+// The place of a byte: addresses of two devices say nothing about each other.
 struct ByteAddress {
   std::string_view device;  // empty: the host
   std::uintptr_t address = 0;
@@ -150,7 +150,7 @@ Owners owners_of(const std::vector<Filling>& fillings) {
   std::vector<Extent> extents = extents_of(fillings);
   std::stable_sort(extents.begin(), extents.end(),
                    [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  std::map<ByteAddress, std::vector<const Extent*>> firsts;  // by begin: those that differ
+  std::map<ByteAddress, std::vector<const Extent*>> firsts;  // by begin: extents that differ
   ApartPieces apart(fillings);
   for (const Extent& extent : extents) {
     std::vector<const Extent*>& here = firsts[extent.begin];
@@ -185,7 +185,7 @@ struct Work {
   }
 };
 
-// Where a file has the first element of what is wanted; no name: it is in memory.
+// The place in a file of the first element that is wanted; no name: it is in memory.
 using FilePlace = std::pair<std::string_view, std::uint64_t>;  // name, offset
 
 FilePlace file_place_of(const Piece& held, std::int64_t local, std::size_t element) {

@@ -137,7 +137,7 @@ class PieceJob {
     });
   }
 
-  // While a window is on its way to the device, the next one is read.
+  // The next window is read while one is on its way to the device.
   void fill_device() {
     DeviceWriter writer(piece_.storage->device);
     each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
@@ -148,7 +148,7 @@ class PieceJob {
     writer.finish();
   }
 
-  // By tiles: of a transposed piece each has longer runs for the device.
+  // The piece goes in tiles: one of a transposed piece has longer runs for the device.
   void fill_device_strided() {
     DeviceWriter writer(piece_.storage->device);
     GatherScratch scratch;

@@ -81,7 +81,7 @@ std::string_view last_step(std::string_view key) {
   return key.substr(key.rfind('.') + 1);
 }
 
-// Of `keys` the one with the longest end in common with `key`, of its whole last step at least;
+// The one of `keys` with the longest end in common with `key`, of its whole last step at least;
 // empty: none.
 std::string_view nearest(std::string_view key, const std::vector<std::string>& keys) {
   std::string_view found;

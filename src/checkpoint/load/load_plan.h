@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// Where a tree and a checkpoint do not fit: all of it, in one list.
+// The differences between a tree and a checkpoint: all of them, in one list.
 
 class Differences {
  public:

@@ -220,7 +220,7 @@ TEST(LoadDifferences, RanksWithOtherCheckpointsKeepTheirOwnExtraKeys) {
   });
 }
 
-// By all ranks, also when one of them refuses extra keys, which the ranks talk about once more.
+// All ranks throw, also when one of them refuses extra keys, which they talk about once more.
 TEST(LoadDifferences, OneRankRefusesForAll) {
   const std::string directory = temporary_directory() + "/c";
   save(Value::dict({{"a", floats_of({2})}, {"b", 1}}), directory);

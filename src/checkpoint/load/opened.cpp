@@ -107,7 +107,7 @@ Disks decode(const Bytes& bytes) {
   return disks;
 }
 
-// Of ranks that see the same, the lowest stays.
+// The lowest of the ranks that see the same stays.
 Bytes join(const Bytes& left, const Bytes& right) {
   Disks all = decode(left);
   all.merge(decode(right));
@@ -186,7 +186,7 @@ Checkpoint opened_at(const Place& place) {
   return checkpoint;
 }
 
-// Where rank 0 has opened a checkpoint, another rank waits until it sees that place.
+// The place where rank 0 has opened a checkpoint. Another rank waits until it sees that.
 Place place_on(int rank, const Location& where, const std::stop_token& stop) {
   if (rank == 0) return place_of(where);
   std::optional<Place> place;

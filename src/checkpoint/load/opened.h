@@ -57,7 +57,7 @@ class LoadSource {
 
   // Shows this in place of what is stored. Its tensors are nodes of stored leaves.
   void arrange(Checkpoint shown);
-  // Of leaves of checkpoint(), those of stored() that they are nodes of.
+  // The leaves of stored() that the chosen leaves of checkpoint() are nodes of.
   [[nodiscard]] std::vector<bool> stored_leaves(const std::vector<bool>& shown) const;
 
   // Whether this rank's own files are all that it sees. Other ranks' leaves may differ.

@@ -73,7 +73,7 @@ std::uint64_t digest_of(const Value& value) {
   return digest64(std::as_bytes(std::span(text)));
 }
 
-// Of what a leaf must have on all ranks; none: it is each rank's own.
+// A digest of what a leaf must have on all ranks; none: it is each rank's own.
 std::optional<std::uint64_t> digest_of_shared(const Leaf& leaf) {
   if (!leaf.value.is(Kind::tensor)) return digest_of(leaf.value);
   const Tensor& tensor = leaf.value.as_tensor();

@@ -39,7 +39,7 @@ struct OwnFiles {
 [[nodiscard]] std::optional<OwnFiles> open_own_files(const Location& where, const Value& model,
                                                      const sharded::Rank& rank);
 
-// Of such a checkpoint, what a load takes. The rest is for shared_values().
+// The part of such a checkpoint that a load takes. The rest is for shared_values().
 [[nodiscard]] Checkpoint contents_of(const Checkpoint& own);
 
 // What must be the same in the files of all ranks: digests of values, of tensors that are not

@@ -76,7 +76,7 @@ std::shared_ptr<Store> saved_by(int ranks, const Shape& shape, Compression compr
   return store;
 }
 
-// Of a tensor whose element i is i.
+// Element i of the tensor is i.
 void expect_loaded(const Tensor& tensor) {
   for (const Piece& piece : tensor.pieces) {
     const RunSequence runs(piece.slice, tensor.shape);
@@ -125,8 +125,8 @@ TEST(ReadOnce, AChunkThatSeveralRunsNeed_OQ01) {
     expect_read_once(saved_by(1, shape, compression), bands_of(shape), 1);
 }
 
-// Of compressed chunks, whatever the pieces are: rows of several chunks, columns, shards of a flat
-// parameter; and threads do not begin one chunk apiece.
+// Compressed chunks are read once, whatever the pieces are: rows of several chunks, columns, shards
+// of a flat parameter; and threads do not begin one chunk apiece.
 TEST(ReadOnce, CompressedChunksThatPiecesOfAnyCutShare_OQ01) {
   const Shape shape{1001, 1024};
   const auto store = saved_by(3, shape, Compression::zstd);

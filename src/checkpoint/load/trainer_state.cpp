@@ -132,7 +132,7 @@ enum class Answer : std::uint8_t {
   each,   // a state for each rank
 };
 
-// Where the state of each rank is.
+// The place where the state of each rank is.
 class Found {
  public:
   explicit Found(const Location& where) {
@@ -155,7 +155,7 @@ class Found {
     return kind_ != CheckpointKind::olmo_full && store_->exists(file_of(rank));
   }
 
-  // By rank: 1 where its file is listed.
+  // A byte for each rank: 1 where its file is listed.
   [[nodiscard]] Bytes listed(int ranks) const {
     std::set<std::string> names;
     for (ObjectInfo& object :
@@ -167,7 +167,7 @@ class Found {
     return found;
   }
 
-  // Of the ranks that saved it, by what rank 0's node has.
+  // The number of ranks that saved it, by what rank 0's node has.
   [[nodiscard]] int world() const {
     if (kind_ == CheckpointKind::olmo_local) return world_of_local(*store_);
     if (kind_ == CheckpointKind::olmo_torch_new)
@@ -334,14 +334,14 @@ void warn_of_other_ranks(TrainerState& result, int world, const Group& group) {
            ": every rank gets the trainer's state of rank 0, without its random numbers");
 }
 
-// Of whole checkpoints; `state` is what this rank takes.
+// A whole checkpoint has one state, that of rank 0.
 void warn_of_one_state(TrainerState& result, const Group& group) {
   if (group.rank() == 0) return;
   warn(result, log,
        "an olmo-full checkpoint has the random numbers of rank 0 alone: this rank gets none");
 }
 
-// Of what is there of the state's step.
+// The step of a state; empty if it tells none.
 Bytes step_of(const Value& state) {
   const Value* step = find_entry(state, "global_step");
   MessageWriter message;
@@ -384,7 +384,7 @@ void read_own(TrainerState& result, const Location& where, const LoadOptions& op
   confer(group, kFindingState, {contribute, same_step, conclude});
 }
 
-// Where this rank sees no checkpoint, rank 0 says what is wrong.
+// Rank 0 says what is wrong where this rank sees no checkpoint.
 Bytes says_own(const Location& where, const LoadOptions& options, const Group& group) {
   require_going_on(options.stop);
   require_threads(options.threads);

@@ -361,7 +361,7 @@ TEST(TrainerState, EachRankOpensItsOwnFileAlone) {
   });
 }
 
-// Where others do not see rank 0's disk.
+// The other rank does not see rank 0's disk.
 TEST(TrainerState, RankZeroReadsForRanksThatDoNotSeeIt) {
   const std::string where = torch_new();
   run_ranks(2, [&](Group& group) {

@@ -140,7 +140,7 @@ std::optional<std::string> index_total_fault(const safetensors::Index& index,
 
 namespace {
 
-// Of one file. What is no tensor is at most in one of them, too.
+// The pairs and holders of one file are added. What is no tensor is in one file at most, too.
 void add_pairs(const Value& tree, const std::string& file, const std::string& path,
                std::vector<Value::Pair>& pairs, Holders& holders) {
   if (!tree.is(Value::Kind::dict)) {

@@ -87,7 +87,8 @@ bool is_side_file(std::string_view file) {
   return file == kDirectorySideFile || is_side_file_name(file);
 }
 
-// Of a DCP directory, finished or not, or of one that ranks saved without collectives.
+// Whether the file is of a DCP directory, finished or not, or of one that ranks saved without
+// collectives.
 bool is_dcp_file(std::string_view file) {
   const std::string_view metadata = between(file, "", ".tmp").value_or(file);
   return metadata == kDcpMetadata || is_rank_metadata(metadata) || between(file, "__", ".distcp") ||
@@ -140,7 +141,7 @@ Belonging::Belonging(const Store& store, const std::vector<ObjectInfo>& files) {
   try {
     for (const auto& [tensor, file] : read_set_index(store, index).files) in_index_.insert(file);
   } catch (const Error&) {
-    return;  // of a damaged one nothing is known but its own name
+    return;  // only its own name is known of a damaged index
   }
 }
 

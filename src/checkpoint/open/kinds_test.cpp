@@ -139,7 +139,7 @@ TEST(NoCheckpoint, IsWhatRankZeroSays) {
 const char* const kIndex =
     R"({"weight_map": {"a": "part-a.safetensors", "b": "part-b.safetensors"}})";
 
-// Of the names that a directory has, those of its checkpoint.
+// The names in a directory that are of its checkpoint.
 std::vector<std::string> own(const std::map<std::string, std::string>& directory) {
   const auto store = memory_store();
   for (const auto& [name, text] : directory) put(*store, name, bytes_of(text), IfExists::fail);

@@ -216,7 +216,7 @@ std::string newest_beside(const std::string& link) {
     const auto step = take_step_name(rest);
     if (step && rest.empty() && entry.is_directory) steps.push_back(*step);
   }
-  // Of one step the sharded one comes first, as for who asks a run for its latest.
+  // The sharded one of a step comes first, as for who asks a run for its latest.
   std::ranges::sort(steps, {},
                     [](const StepName& step) { return std::pair(-step.step, step.unsharded); });
   const auto newest = std::ranges::find_if(steps, [&](const StepName& step) {

@@ -175,7 +175,7 @@ std::string clean_key(const Value& key) {
   throw Error(ErrorCode::mismatch, "a model's names are strings, one is " + render(key, 60));
 }
 
-// Of a tree that has no dict "model".
+// The state in a tree that has no dict "model".
 OlmoState state_without_model(const Value& tree) {
   if (const Value* inner = wrapped_state(tree)) return olmo_state_of(*inner);
   if (!has_tensors(tree)) throw Error(ErrorCode::mismatch, "the checkpoint has no model");
@@ -264,11 +264,11 @@ struct Padding {
     longer = longer || has_alignment(handle);
     zeros = zeros || handle.at("flat_param._shard_numel_padded").as_int() > 0;
   }
-  // Where nothing needed padding nothing speaks against alignment.
+  // Nothing speaks against alignment where nothing needed padding.
   [[nodiscard]] bool aligned() const { return longer || !zeros; }
 };
 
-// Of a module in a rank's file, without wrappers.
+// The path of a module in a rank's file, without wrappers.
 std::string path_of(const Value& module) {
   std::string path = sharded::clean_name(module.at("name").as_string() + ".");
   if (!path.empty()) path.pop_back();

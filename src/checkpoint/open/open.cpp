@@ -52,9 +52,9 @@ bool is_stream(const Head& head, const ByteSource& source) {
   return head[0] == 0x80 || torch_file::is_text_stream(source);
 }
 
-// By content, not by name: a little-endian length and a brace is safetensors, a zip or a pickle is
-// torch.save's. The brace comes first: a length may begin with the bytes of "PK", while a zip has
-// its first method there, and no method has that number.
+// The content decides, not the name: a little-endian length and a brace is safetensors, a zip or a
+// pickle is torch.save's. The brace comes first: a length may begin with the bytes of "PK", while a
+// zip has its first method there, and no method has that number.
 CheckpointKind kind_of_file(const ByteSource& source) {
   if (source.size() == 0)
     throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
@@ -92,8 +92,8 @@ bool was_never_there(std::filesystem::path path) {
   return true;
 }
 
-// Of a path at which there is nothing: a crash while an OLMo directory was replaced may have left
-// the old one under another name.
+// The place for a path at which there is nothing: a crash while an OLMo directory was replaced may
+// have left the old one under another name.
 Place replaced_place(const std::string& path) {
   if (errno != ENOENT && errno != ENOTDIR) throw_errno(errno, "open", path);
   const std::string replaced = replaced_directory_of(path);
@@ -127,7 +127,7 @@ bool is_unlisted(const Location& where) {
   return is_so([&] { return store.list(where.name).empty(); });
 }
 
-// Of the object that the location names.
+// The size of the object that the location names.
 std::uint64_t size_of_named(const Location& where) {
   try {
     return where.store->open(where.name)->size();
@@ -229,7 +229,7 @@ std::vector<Slice> slices_of(const Tensor& tensor) {
   return slices;
 }
 
-// Of a directory without a `.metadata` of its own.
+// The checkpoint in a directory without a `.metadata` of its own.
 Checkpoint open_directory(std::shared_ptr<Store> store, const OpenOptions& options) {
   store = guard_directory(std::move(store));
   const std::vector<ObjectInfo> files = deciding_files(*store);
@@ -260,7 +260,7 @@ Place place_of(const Location& given) {
   const std::filesystem::path file = end_of_links(path);
   Place place{posix_store(file.parent_path().string()),
               ObjectInfo{file.filename().string(), static_cast<std::uint64_t>(status.st_size)}};
-  // Of an index all of the directory is meant.
+  // An index stands for all of its directory.
   if (!safetensors::is_index(place.object->name)) place.path = path;
   return place;
 }

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Where a checkpoint is.
+// The place where a checkpoint is.
 struct Place {
   std::shared_ptr<Store> store;
   std::optional<ObjectInfo> object = {};  // none: all of the store

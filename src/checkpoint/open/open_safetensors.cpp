@@ -197,8 +197,8 @@ void add_leaves(const std::vector<Found>& all, bool indexed, Checkpoint& checkpo
   }
 }
 
-// Of a file that is all there is, without shards. Its header has no name twice, so nothing has to
-// be looked up; names move to their leaves. Storages are made at once: allocations are most of the
+// The file is all there is, without shards. Its header has no name twice, so nothing has to be
+// looked up; names move to their leaves. Storages are made at once: allocations are most of the
 // time.
 void add_own_leaves(SetFile& file, Checkpoint& checkpoint) {
   std::vector<safetensors::Entry>& entries = file.header.entries;
@@ -263,7 +263,7 @@ std::pair<int, int> number_in_set(std::string_view name) {
   return number && count ? std::pair(*number, *count) : std::pair(0, 0);
 }
 
-// By the beginning of their names and how many they should be: the numbers of the files of a set.
+// The numbers of the files of a set, by the beginning of their names and how many they should be.
 using NumbersOfSets = std::map<std::pair<std::string, int>, std::set<int>>;
 
 NumbersOfSets numbers_of_sets(const std::vector<ObjectInfo>& files) {

@@ -25,9 +25,8 @@ Tensor tensor_of(const dcp::EntryHead& head) {
   Tensor tensor;
   tensor.dtype = head.dtype;
   tensor.shape = head.shape;
-  // Of types without a storage class of their own torch cannot load a plain tensor that needs a
-  // gradient: a torch.save file of such a one would be lost to it, and its DCP loader drops the
-  // need.
+  // Torch cannot load a plain tensor that needs a gradient if its type has no storage class of its
+  // own: a torch.save file of such a one would be lost to it, and its DCP loader drops the need.
   tensor.requires_grad = head.requires_grad && torch_file::has_storage_class(head.dtype);
   return tensor;
 }

@@ -60,7 +60,7 @@ bool before(const Slice& a, const Slice& b) {
   return std::tie(box.offsets, box.sizes) < std::tie(other.offsets, other.sizes);
 }
 
-// Of a tensor without elements.
+// A piece for a tensor without elements.
 Piece empty_piece(const Tensor& tensor) {
   auto nothing = std::make_shared<Storage>();
   nothing->dtype = tensor.dtype;
@@ -68,7 +68,7 @@ Piece empty_piece(const Tensor& tensor) {
   return Piece{whole(tensor.shape), std::move(nothing), 0, {}, -1};
 }
 
-// Of pieces of one slice the first stays. Returns the others.
+// The first of the pieces of one slice stays. Returns the others.
 std::vector<Piece> take_replicas(std::vector<Piece>& pieces) {
   const auto slice_less = [](const Slice* a, const Slice* b) { return before(*a, *b); };
   std::set<const Slice*, decltype(slice_less)> seen(slice_less);
@@ -82,8 +82,8 @@ std::vector<Piece> take_replicas(std::vector<Piece>& pieces) {
   return others;
 }
 
-// By rank, without those that a lower rank has too, which are returned. A tensor without elements
-// keeps an empty piece.
+// Pieces stay by rank, without those that a lower rank has too, which are returned. A tensor
+// without elements keeps an empty piece.
 std::vector<Piece> put_in_order(Tensor& tensor) {
   auto& pieces = tensor.pieces;
   if (pieces.empty() && numel(tensor.shape) == 0) {

@@ -86,7 +86,7 @@ class RankMerge {
 // One more than the largest rank among them; 0: there are none.
 [[nodiscard]] int ranks_of_own(const std::vector<ObjectInfo>& files, const std::string& folder);
 
-// Where the ranks' files are.
+// The store of the ranks' files, and those that are open.
 struct RankStore {
   std::shared_ptr<Store> store;
   std::shared_ptr<OpenFiles> files = std::make_shared<OpenFiles>();

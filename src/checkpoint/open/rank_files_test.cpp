@@ -274,7 +274,7 @@ TEST_F(RankFiles, LocalFilesMustBeThere) {
   EXPECT_NE(text().find("missing: model/rank4.pt"), std::string::npos) << text();
 }
 
-// Of a large world whose files lie on many nodes.
+// The world is large, and its files lie on many nodes.
 TEST_F(RankFiles, OfMissingFilesSixteenAreNamed) {
   write_text(copy_of("fsdp1_uop0_ws2_local") + "/metadata.yaml", "world_size: 40\n");
   EXPECT_EQ(code(), ErrorCode::incomplete);
@@ -480,7 +480,7 @@ TEST_F(RankFiles, OlmosHybridMeshesAreOneState) {
   }
 }
 
-// Of a copy that a checkpoint does not use, too, every byte is compared with its checksum.
+// Bytes of copies that a checkpoint does not use are compared with their checksums, too.
 TEST_F(RankFiles, VerifyReadsEveryCopyOfAHybridMesh) {
   const std::uint64_t once = verify(kRoot + "olmo_hybrid/full").bytes;
   EXPECT_GT(verify(kRoot + "olmo_hybrid/local").bytes, once * 19 / 10);

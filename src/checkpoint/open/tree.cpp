@@ -92,7 +92,7 @@ Value Checkpoint::tree() const {
 
 namespace {
 
-// Where the elements of a tensor in one piece are, and what they are taken for: memory; source,
+// The place of the elements of a tensor in one piece, and what they are taken for: memory; source,
 // offset, size and encoding of the bytes in it; first element, strides, shape; types; lazy bits.
 using SamePlace = std::tuple<const void*, const void*, std::uint64_t, std::uint64_t, Encoding,
                              std::int64_t, Shape, Shape, DType, std::optional<DType>, bool, bool>;

@@ -50,7 +50,7 @@ class Notes {
  public:
   // `leaves`, all of them tensors, are those of all files, and stay as they are while this lives.
   explicit Notes(const std::vector<Leaf>& leaves) : leaves_(leaves) {}
-  // Of one file. A note counts where the leaves have its second name alone.
+  // The notes of one file. A note counts where the leaves have its second name alone.
   void add(const std::map<std::string, std::string>& metadata);
   [[nodiscard]] std::vector<Leaf> take();
 

@@ -16,8 +16,8 @@
 namespace tessera {
 namespace {
 
-// Of the entry's schema. Readers of version 1 ignore members that they do not know; an entry with
-// something that they would misread has version 2.
+// The version of the entry's schema. Readers of version 1 ignore members that they do not know; an
+// entry with something that they would misread has version 2.
 constexpr int kVersion = 1;
 constexpr int kNewestVersion = 2;
 constexpr int kMaxDepth =
@@ -303,7 +303,7 @@ void require_known_version(const Json& json, const std::string& what) {
     throw Error(ErrorCode::unsupported, what + " has version " + std::to_string(version));
 }
 
-// Of brackets in JSON; in another text some number.
+// The depth of brackets in JSON; in another text some number.
 int deepest(std::string_view text) {
   int depth = 0;
   int deepest = 0;

@@ -122,7 +122,7 @@ class Encoder {
   }
 
  private:
-  // Of a tensor that lies beside the JSON; null: any other value.
+  // The name of a tensor that lies beside the JSON; null: any other value.
   [[nodiscard]] const std::string* name_of(const Value& value) const {
     const auto name = names_.find(value.identity());
     return name == names_.end() ? nullptr : &name->second;

@@ -19,7 +19,7 @@ namespace tessera {
 
 using Json = nlohmann::json;
 
-// Tensors that lie beside the JSON. By node: their names.
+// The names of tensors that lie beside the JSON, by node.
 using TensorNames = std::unordered_map<const void*, std::string>;
 // And by name: what they are.
 using TensorsByName = std::unordered_map<std::string, Value>;

@@ -22,7 +22,7 @@ class DigestingStore final : public ForwardingStore {
  public:
   explicit DigestingStore(Store& store) : ForwardingStore(store) {}
 
-  // Of an object that was committed here, or added.
+  // The digests of an object that was committed here, or added.
   [[nodiscard]] FileDigests digests_of(const std::string& name);
   // An object that is there already has these digests.
   void add(const std::string& name, FileDigests digests);
