@@ -49,8 +49,8 @@ class KnownDigests {
   KnownDigests(std::shared_ptr<Store> store, std::shared_ptr<Store> cache)
       : store_(std::move(store)), cache_(std::move(cache)) {}
 
-  // Of a file that both have. A directory that cannot be read is no failure: its copies are not
-  // taken.
+  // The rule for a file that both have. A directory that cannot be read is no failure: its copies
+  // are not taken.
   [[nodiscard]] CopyRule rule_of(const std::string& name);
 
  private:

@@ -102,7 +102,7 @@ TEST(CachedStore, ADamagedCopyIsNotTaken) {
   }
 }
 
-// Where there is no copy, the cache does not hide that the checkpoint is damaged.
+// The cache does not hide that the checkpoint is damaged where it has no copy.
 TEST(CachedStore, DamageInTheStoreIsFound) {
   const auto store = memory_store();
   save_step(store, 1, 3 << 15);
@@ -159,7 +159,7 @@ TEST(CachedStore, WhatIsSavedThroughItIsRead) {
   EXPECT_EQ(weight_in(store).front(), 2.0F);
 }
 
-// Of archives without digests: another tensor has another CRC-32 in the directory at the end.
+// Archives without digests: another tensor has another CRC-32 in the directory at the end.
 TEST(CachedStore, ArchivesAreComparedByTheirEnds) {
   const auto file = [](float first) {
     const std::string path = temporary_directory() + "/model.pt";

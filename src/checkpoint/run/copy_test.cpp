@@ -175,7 +175,7 @@ TEST(Copy, WhatIsClosedAndNotTheCheckpointsIsPassedOver) {
   EXPECT_THAT(verify(other).findings, IsEmpty());
 }
 
-// Where its own files are, a closed directory hides a part of it.
+// A closed directory that has files of the checkpoint hides a part of it.
 TEST(Copy, WhatIsClosedAndTheCheckpointsIsAnError) {
   const TemporaryDirectory temporary;
   const std::string& root = temporary.path();

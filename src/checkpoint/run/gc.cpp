@@ -56,7 +56,7 @@ struct Extent {
   Time last;
 };
 
-// Of a file or link, or of a directory with all that is in it.
+// The extent grows by a file or link, or by a directory with all that is in it.
 void add_extent(const std::string& path, Extent& extent) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return;
@@ -163,7 +163,7 @@ class Collection {
         {.kind = LeftoverKind::directory, .path = directory, .problem = error.what()});
   }
 
-  // Where nobody can tell whether a writer lives, the age alone protects it, and has to be one.
+  // The age alone protects it where nobody can tell whether a writer lives, and is an hour or more.
   [[nodiscard]] bool may_take(Locked locked) const {
     return locked == Locked::yes ||
            (locked == Locked::unknown && options_.older_than >= std::chrono::hours(1));
@@ -228,7 +228,7 @@ std::vector<std::string> proven_leftovers(const std::shared_ptr<Store>& store) {
   return leftovers;
 }
 
-// Of a DCP directory. What its `.metadata` does not name is as old as that at most.
+// The leftovers of a DCP directory. What its `.metadata` does not name is as old as that at most.
 void collect_dcp(const std::shared_ptr<Store>& store, Collection& collection) {
   std::unique_ptr<StoreHold> hold;
   if (collection.removes()) hold = store->hold();
@@ -316,7 +316,7 @@ void collect_store(const std::shared_ptr<Store>& store, Collection& collection) 
   }
 }
 
-// By a name that this library alone gives, if it was killed before it could mark the upload.
+// A name that only this library gives tells it, too: a kill may have come before the mark.
 bool is_ours(const UnfinishedUpload& upload) {
   const std::string name = upload.path.substr(upload.path.rfind('/') + 1);
   return upload.is_ours || is_attempt_name(name) || is_probe_name(name);

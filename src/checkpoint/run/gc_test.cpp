@@ -255,7 +255,7 @@ class Drawn {
  public:
   explicit Drawn(std::uint32_t seed) : random_(seed) {}
 
-  // Of any kind that is a directory; returns where it is.
+  // A checkpoint of any kind that is a directory; returns where it is.
   std::string checkpoint() {
     const std::string root = temporary_directory(), made = root + "/made", where = root + "/c";
     const std::size_t turns = 1 + below(3);
@@ -361,7 +361,7 @@ TEST(Gc, ClosedDirectoriesDoNotKeepTheRest) {
   EXPECT_EQ(code_of([&] { (void)gc(run + "/closed"); }), ErrorCode::io);
 }
 
-// Of a store that tells no times and refuses to remove.
+// The store tells no times and refuses to remove.
 TEST(Gc, WhatCannotBeRemovedIsToldAndDoesNotKeepTheRest_O25) {
   const auto store = memory_store();
   const auto saved = memory_store();

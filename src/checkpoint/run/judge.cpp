@@ -50,7 +50,7 @@ void join_words(Words& all, const Words& more) {
   }
 }
 
-// By whom it was found.
+// The fault, with the rank and host that found it.
 Error told_by(const Words& words, const Error& fault) {
   Error told(fault.code(), name_of(words) + ": " + fault.message());
   if (!fault.path().empty()) told.at_path(fault.path());
@@ -119,7 +119,8 @@ Bytes made_by_long_work(const RunCheck& check, Group& group, const Work& work) {
 using StepKey = std::pair<std::int64_t, bool>;  // step, unsharded
 using Steps = std::map<StepKey, bool>;          // whether each is left
 
-// By this rank's run. The left one of two names for one step is what standing() says.
+// The marked directories in this rank's run. The left one of two names for one step is what
+// standing() says.
 std::map<StepKey, std::string> marked_directories(const Location& run) {
   std::map<StepKey, std::string> found;
   for (const StepDirectory& one : marked(run, standing(step_directories(run))))

@@ -216,7 +216,7 @@ TEST(RunOnNodes, RetentionRemovesOnEveryNode_C13) {
   for (const CheckpointKind kind : kKindsOnNodes) {
     SCOPED_TRACE(to_string(kind));
     const NodeRun run = run_with(kind, {1, 2, 3, 4, 5}, kind == CheckpointKind::olmo_local);
-    // Of these two one node lacks a part: they take no place.
+    // One node lacks a part of each of these two: they take no place.
     lose(run, 0, "step4");
     run.stores[1]->remove("step2" + file_of_last_rank(kind));
     put(*run.stores[1], "step0/rank2.pt", {}, IfExists::fail);  // what a kill left

@@ -283,7 +283,7 @@ RetentionReport retain_verified(const Location& run, const RunCheckpoint& saved,
   return Retainer(run, saved, retention, kept).retain();
 }
 
-// By all ranks, where each disk has a part. What cannot be judged stays.
+// All ranks decide, where each disk has a part. What cannot be judged stays.
 Kept kept_by_all(const Location& run, const RunCheckpoint& saved, const Retention& retention,
                  Group& group, std::vector<std::string>& warnings) {
   Kept kept;

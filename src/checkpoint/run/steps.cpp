@@ -115,7 +115,7 @@ RunCheckpoint run_checkpoint(const Location& run, std::int64_t step, bool unshar
 
 namespace {
 
-// Of olmo_torch_new.
+// The marker of olmo_torch_new.
 constexpr std::string_view kInnerMarker = "model_and_optim/.metadata";
 // Behind a DCP checkpoint's marker may come a config of its trainer's. So where both are, the
 // config says no less than `.metadata`.

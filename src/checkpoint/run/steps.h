@@ -68,8 +68,8 @@ void remove_markers_first(Store& store, const std::function<void()>& unmarked = 
 // Which checkpoints of a run are of a line that it has left, because it went on from an earlier
 // step (fault-rows C11).
 
-// By the names of their directories: the digests of their markers, when they were left. One that is
-// saved again with another marker is not left any more.
+// The digests of markers when their checkpoints were left, by the names of the directories. One
+// that is saved again with another marker is not left any more.
 //
 // In the run it is the object `tessera-left.txt`, with a line "NAME DIGEST" for each; absent where
 // there are none.

@@ -128,7 +128,7 @@ inline bool is_marked(const Store& store) {
   return store.exists(".metadata") || store.exists("config.yaml");
 }
 
-// Where a run may lie: a path, a store, a directory of a store.
+// The places where a run may lie: a path, a store, a directory of a store.
 inline std::vector<Location> empty_runs() {
   return {temporary_directory() + "/run", memory_store(), {memory_store(), "some/run"}};
 }

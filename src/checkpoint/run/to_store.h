@@ -22,7 +22,7 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
   ~Staging();
 
-  // Where the checkpoint comes to be that goes to a place of this name.
+  // The place where the checkpoint comes to be that goes to a place of this name.
   [[nodiscard]] std::string place_for(const std::string& target) const;
 
  private:

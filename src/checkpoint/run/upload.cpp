@@ -83,7 +83,7 @@ SeenFiles seen_files(const std::vector<ObjectInfo>& files, int rank) {
   return seen;
 }
 
-// By name. Throws `conflict` if sizes differ.
+// Entries of one name are joined. Throws `conflict` if sizes differ.
 void join_seen(SeenFiles& all, const SeenFiles& more) {
   for (const auto& [name, seen] : more) {
     const auto [at, is_new] = all.emplace(name, seen);
@@ -174,7 +174,7 @@ class Upload {
       } else {
         target_->open(options_.overwrite);
       }
-      // Of a store somebody else may write to another part.
+      // A store stays as it is: somebody else may write to another part of it.
       if (is_on_disk(to_)) store_->remove_unfinished();
       return plan_;
     };

@@ -19,7 +19,7 @@ struct WrittenObject {
   std::string name;
   std::unique_ptr<ByteSink> sink;
   std::uint64_t size = 0;    // bytes
-  std::uint64_t digest = 0;  // of all of them
+  std::uint64_t digest = 0;  // of all its bytes
 };
 
 // Writes all bytes of `source` into a new object of `to`, in windows of 8 MiB, which S3 takes as

@@ -51,8 +51,8 @@ CommittedFiles commit_dcp(Store& store, const MetadataBytes& metadata, Commit co
 // The `save_id` is that of `metadata`.
 CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, Commit commit);
 
-// Where compressed items lie. Nobody knows how long they are before they are written, so ranks tell
-// it with the reports of their files.
+// The places of compressed items. Nobody knows how long these are before they are written, so ranks
+// tell it with the reports of their files.
 
 // On rank 0; 8 bytes for each item, and as much for each file.
 class ItemEnds {
@@ -62,13 +62,13 @@ class ItemEnds {
   // Takes the lengths over. The reports are those that were planned (require_planned).
   explicit ItemEnds(Reports& reports);
 
-  // Where the item lies that has this place in the plan.
+  // The place of the item that has this place in the plan.
   [[nodiscard]] ItemPlace of(int rank, const ItemPlace& planned) const;
 
  private:
   struct Rank {
-    std::vector<std::uint64_t> ends;    // of the items of all its files, each counted from its file
-    std::vector<std::uint64_t> firsts;  // by file: which of them is the first
+    std::vector<std::uint64_t> ends;    // of all its files' items, each counted from its file
+    std::vector<std::uint64_t> firsts;  // for each file, which of `ends` is the first
   };
   std::vector<Rank> ranks_;
 };

@@ -62,14 +62,14 @@ auto fields(FieldsOf<KnownCopy> auto& copy) {
 }
 using KnownCopies = std::map<std::uint64_t, KnownCopy>;  // by key
 [[nodiscard]] KnownCopies known_copies(const std::vector<HeldCopy>& copies, int rank);
-void join_copies(KnownCopies& all, const KnownCopies& more);  // of higher ranks
+void join_copies(KnownCopies& all, const KnownCopies& more);  // `more`: of higher ranks
 
 // Things of which ranks hold something else than what is written.
 struct UnlikeCopies {
   std::vector<std::string> keys;  // ascending; the first 100
   std::size_t more = 0;           // keys
-  int writer = 0;                 // of the first: whose bytes are written
-  std::vector<int> unlike;        // of the first: ranks that hold others, ascending, the first 16
+  int writer = 0;                 // rank whose bytes of the first key are written
+  std::vector<int> unlike;  // ranks that hold others of the first key, ascending; the first 16
   std::size_t more_ranks = 0;
 };
 // `keys` is empty if there are none.
@@ -102,12 +102,12 @@ struct HeldLeaves {
 
 // The elements of a chunk in this rank's memory.
 
-// Where they lie densely they are copied from a device alone, and ahead. `reader` is of the tensor;
-// it and `chunk` outlive the source.
+// Elements that lie densely are copied from a device without others, and ahead. `reader` is of the
+// tensor; it and `chunk` outlive the source.
 [[nodiscard]] ElementSource elements_of(const Tensor& tensor, const HeldChunk& chunk,
                                         TensorReader& reader);
 
-// A sample of them (copies.h). Of a device all its windows are on their way at once.
+// A sample of them (sample_of). All its windows are on their way at once if it is on a device.
 [[nodiscard]] std::uint64_t sample_of_chunk(const Tensor& tensor, const std::string& name,
                                             const HeldChunk& chunk);
 

@@ -241,7 +241,7 @@ TEST(SaveHooks, TheFunctionSaysWhoWrites) {
   };
   check([](int) { return SaveOptions{.writer = choose}; });
   check([](int) { return SaveOptions{.one_file_an_item = true, .writer = choose}; });
-  // Where ranks choose differently, rank 0's function counts, also for placed tensors.
+  // Rank 0's function counts where ranks choose differently, also for placed tensors.
   check([](int rank) { return rank == 0 ? SaveOptions{.writer = choose} : SaveOptions{}; });
   check([](int rank) {
     SaveOptions options{.writer = choose};

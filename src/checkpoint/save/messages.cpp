@@ -48,7 +48,8 @@ RankReport read_report(MessageReader& message, bool are_compressed) {
   return report;
 }
 
-// Of a compressed file whose items have these lengths; 0 if there are not as many as planned.
+// The size of a compressed file whose items have these lengths; 0 if there are not as many as
+// planned.
 std::uint64_t size_with(std::span<const std::uint64_t> lengths, std::uint64_t items) {
   if (lengths.size() != items) return 0;
   std::uint64_t end = 0;

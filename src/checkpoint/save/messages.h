@@ -31,7 +31,7 @@ auto fields(FieldsOf<Intent> auto& intent) {
 }
 [[nodiscard]] std::uint64_t digest_of(const std::vector<PlannedLeaf>& leaves);
 
-// Of several ranks.
+// The intents of several ranks, joined.
 struct Intents {
   Intent first;
   bool same_leaves = true;
@@ -74,7 +74,7 @@ struct RankReport {
   int rank = 0;
   std::string host;
   std::vector<FileReport> files;
-  // Of compressed items, in the order of `files` and in each.
+  // The lengths of compressed items, in the order of `files` and in each.
   std::vector<std::uint64_t> lengths = {};
 };
 // The reports of all ranks, and the sum of their copies_term().

@@ -72,7 +72,7 @@ struct HeldChunk {
 // "NAME.rank3", under which rank 3 keeps a value or tensor that differs from that of NAME.
 [[nodiscard]] std::string kept_name(const std::string& name, int rank);
 
-// Where a box is in the order of a tensor's chunks: row-major, by where they begin.
+// Whether `a` comes before `b` in the order of a tensor's chunks: row-major, by where they begin.
 [[nodiscard]] bool begins_before(const Box& a, const Box& b);
 
 void write_leaf(MessageWriter& message, const PlannedLeaf& leaf);
@@ -105,7 +105,7 @@ class PlacedWalk {
   using Visit = std::function<void(int part, const PlacedPart& made)>;
   // Visits the parts that have elements, and that of a tensor without any. `leaf` has a placement.
   void leaf(const PlannedLeaf& leaf, const Visit& visit);
-  // Of an item that is written apart from the walk.
+  // The bytes of an item that is written apart from the walk.
   void add_load(int rank, std::uint64_t bytes) { loads_[static_cast<std::size_t>(rank)] += bytes; }
   // The rank of `holders` (ascending, not empty) that writes a part of `key`, by the same rules.
   [[nodiscard]] int writer_of(const std::string& key, std::span<const int> holders) const;

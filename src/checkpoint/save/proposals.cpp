@@ -202,7 +202,7 @@ bool ToldLeaves::is_sorted(std::size_t leaf) const {
   return true;
 }
 
-// By where chunks begin; the holders of one by rank, each once.
+// Chunks are sorted by where they begin; the holders of one by rank, each once.
 void ToldLeaves::sort(std::size_t leaf) {
   if (is_sorted(leaf)) return;
   Column& column = columns_[leaf];

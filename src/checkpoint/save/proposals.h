@@ -46,7 +46,7 @@ auto fields(FieldsOf<WriterChoice> auto& choice) {
   return std::tie(choice.key, choice.writer, choice.holders);
 }
 using Choices = std::unordered_map<std::uint64_t, WriterChoice>;
-// Of a message of a vector of them.
+// The choices in a message of a vector of them.
 [[nodiscard]] Choices choices_of(const Bytes& told);
 
 // What all ranks told, on rank 0.
@@ -71,7 +71,7 @@ class ToldLeaves {
   // ascending. What `visit` is given lives for the call.
   using VisitChunk = std::function<void(const Box& box, std::span<const int> holders)>;
   void chunks(std::size_t leaf, const VisitChunk& visit) const;
-  // Of values, if everything was told: the ranks that have each, and what they have.
+  // A rank that has a value, and what it has of it, if everything was told.
   struct Holder {
     int rank = 0;
     ToldValue value;
@@ -86,7 +86,7 @@ class ToldLeaves {
     std::vector<std::int64_t> boxes;  // of each row: offsets and sizes of a chunk
     std::vector<int> ranks;           // of each row: who holds it
   };
-  // Of the ranks that told a leaf.
+  // The ranks that told a leaf.
   struct Tellers {
     int count = 0;
     int lacking = -1;  // the first rank that did not, while a later one did

@@ -48,7 +48,7 @@
 namespace tessera {
 namespace {
 
-// Of a tensor inside of a value.
+// A digest of a tensor inside of a value.
 std::uint64_t digest_of_elements(const Tensor& tensor) {
   return digest_of_slice(tensor, "", whole(tensor.shape));
 }
@@ -356,7 +356,7 @@ class Saver final : public GroupSave {
     meter_->finish();  // what the hook throws has to reach all ranks
   }
 
-  // Of the chunks of which others hold a copy.
+  // Samples of the chunks of which others hold a copy.
   void take_samples() {
     for (const OwnItem& item : own_.items) {
       if (item.holders < 2 || !planned_[item.leaf].is_tensor) continue;
@@ -390,8 +390,8 @@ class Saver final : public GroupSave {
     for (const std::size_t item : items) report_.lengths.push_back(own_.items[item].place.length);
   }
 
-  // Of a save that ended before its commit. Rank 0 removes the files of all ranks, because it may
-  // have made the directory, which can only go when it is empty.
+  // The files of a save that ended before its commit go. Rank 0 removes those of all ranks, because
+  // it may have made the directory, which can only go when it is empty.
   void remove_written() {
     const Settling settling;  // also of a save that was stopped
     for (const FileReport& file : report_.files)
@@ -406,8 +406,8 @@ class Saver final : public GroupSave {
     }
   }
 
-  // Of all leaves, with the empty dicts where they stand in the tree, and behind them what rank 0
-  // lacks, by its path.
+  // The types of all leaves, with the empty dicts where they stand in the tree, and behind them
+  // what rank 0 lacks, by its path.
   [[nodiscard]] std::string types() const {
     const bool knows_more = plan_->leaves().size() > leaves_.size();
     if (empty_dicts_.empty() && !knows_more) return encode_types(leaves_);
@@ -460,8 +460,8 @@ class Saver final : public GroupSave {
     is_withdrawn_ = true;
   }
 
-  // Of a save that has written and then ends where `publish` is not, or not yet: a rank is lost,
-  // or has no memory. Does nothing on ranks but 0.
+  // A save that has written and then ends where `publish` is not, or not yet, is withdrawn: a rank
+  // is lost, or has no memory. Does nothing on ranks but 0.
   void give_up() noexcept {
     if (!is_uncommitted_) return;
     try {

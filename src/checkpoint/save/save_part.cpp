@@ -91,7 +91,7 @@ class PartSaver {
     }
   }
 
-  // Of earlier parts of this rank, but those that its present part names.
+  // Files of earlier parts of this rank go, but for those that its present part names.
   void remove_leftovers() {
     std::set<std::string> named;
     if (store_.exists(metadata_name_))
@@ -102,7 +102,7 @@ class PartSaver {
     }
   }
 
-  // By name, as in any save.
+  // Values are planned by name, as in any save.
   void plan_values() {
     std::vector<std::size_t> values;
     for (std::size_t i = 0; i < leaves_.size(); ++i)

@@ -13,7 +13,7 @@ namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 
-// Of three ranks; "b" is whole on each.
+// The tree of one of three ranks; "b" is whole on each.
 Value part_of(int rank, float first = 1) {
   return Value::dict({{"w", counting({7, 2}, chunk({7, 2}, rank, 3), first)},
                       {"b", counting({4}, whole({4}), first)},
@@ -102,7 +102,7 @@ TEST(SavePart, FailuresLeaveNothing) {
   options.progress = [](const Progress&) { throw std::runtime_error("no more"); };
   EXPECT_THROW(save_part(part_of(0), directory, 0, options), std::runtime_error);
   EXPECT_TRUE(names_in(directory).empty());
-  for (const int rank : {-1, 1 << 20})  // of no such number would readers find the part
+  for (const int rank : {-1, 1 << 20})  // readers would find no part of such a number
     EXPECT_EQ(code_of([&] { save_part(part_of(0), directory, rank); }),
               ErrorCode::invalid_argument);
   EXPECT_EQ(

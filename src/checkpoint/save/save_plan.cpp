@@ -189,7 +189,7 @@ class OwnLayout {
     }
   }
 
-  // Of what nobody else holds there is nothing to choose.
+  // An item without a choice is held by nobody else: this rank writes it.
   void choose(OwnItem& item) const {
     const auto choice = choices_.find(item.key);
     item.is_written = choice == choices_.end() || choice->second.writer == own_.rank;

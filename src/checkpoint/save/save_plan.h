@@ -28,11 +28,11 @@ class ItemLengths {
   std::pair<DType, Shape> last_;  // chunks of one tensor have few sizes
   std::uint64_t last_length_ = 0;
 };
-// Of an item of a value.
+// The bytes of an item of a value.
 [[nodiscard]] std::uint64_t item_length(const Value& value);
 
-// Of compressed items all but offset and length is known before they are written; these are what
-// they would be without compression.
+// The place of an item. All but offset and length is known of a compressed one before it is
+// written; these are what they would be without compression.
 struct ItemPlace {
   int file = 0;  // number of the rank's file
   std::uint64_t offset = 0;
@@ -61,16 +61,16 @@ auto fields(FieldsOf<FileRules> auto& rules) {
 // Keeps a few numbers for each file; with one file an item, 8 bytes for each item.
 class FilePlan {
  public:
-  // Of ranks [first, first + ranks).
+  // The plan of ranks [first, first + ranks).
   FilePlan(int first, int ranks, FileRules rules);
   // The next item of `rank` goes into the rank's next file if each has one of its own. Else it goes
   // behind the others of the file with the fewest bytes of tensors so far; ties go to the first.
   // `bytes`: of elements, 0 of a value.
   ItemPlace place(int rank, std::uint64_t length, std::uint64_t bytes);
-  // Of the whole file, with its tail, if it is not compressed; 0 if it has no items.
+  // The size of the whole file, with its tail, if it is not compressed; 0 if it has no items.
   [[nodiscard]] std::uint64_t size_of(int rank, int file) const;
   [[nodiscard]] std::uint64_t items_of(int rank, int file) const;
-  // Of a rank, those without items too.
+  // The number of a rank's files, those without items too.
   [[nodiscard]] int files_of(int rank) const;
 
  private:
@@ -164,7 +164,8 @@ class SavePlan {
   // The boxes of a tensor's chunks, in the order of items().
   using VisitBox = std::function<void(const Box& box)>;
   void boxes(std::size_t leaf, const VisitBox& visit) const;
-  // Where everything is: goes through the leaves in their order, once. `box` is null for a value.
+  // Items says where everything is: it goes through the leaves in their order, once. `box` is null
+  // for a value.
   class Items {
    public:
     // `plan` outlives this.

@@ -58,7 +58,7 @@ void expect_zstd_whole(const Value& loaded, bool stages) {
     EXPECT_EQ(loaded.at("stage" + std::to_string(rank)).as_int(), rank);
 }
 
-// By name and place.
+// The items that a `.metadata` has, by name and place.
 std::map<std::pair<std::string, Shape>, dcp::Item> frames_in(
     const std::string& directory, const std::string& metadata = ".metadata") {
   std::map<std::pair<std::string, Shape>, dcp::Item> items;

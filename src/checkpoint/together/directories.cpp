@@ -137,8 +137,8 @@ bool Directories::enter_lowest_seen() {
   return true;
 }
 
-// Of several on one disk all ranks take that of the lowest rank; the others' go. Who has made one
-// does not wait for a lower one to appear: require_apart() looks again.
+// The sibling of the lowest rank is the one that all take, of several on one disk; the others' go.
+// Who has made one does not wait for a lower one to appear: require_apart() looks again.
 void Directories::look_for_one() {
   if (!enter_lowest_seen() && parent_->may_show_late())
     (void)look_again([this] { return enter_lowest_seen(); });

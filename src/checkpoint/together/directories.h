@@ -1,8 +1,8 @@
 // Into which directories the ranks of a save write, and who publishes each.
 //
-// Where all ranks see what rank 0 has put into the sibling of its directory, that is the only one.
-// Where nodes have disks of their own, each has a sibling on its disk, made and published by one of
-// its ranks.
+// The sibling of rank 0's directory is the only one if all ranks see what rank 0 has put into it.
+// Nodes that have disks of their own each have a sibling on their disk, made and published by one
+// of their ranks.
 #pragma once
 
 #include <cstdint>
@@ -55,17 +55,17 @@ class Directories {
   [[nodiscard]] bool are_several() const { return !publishers_.empty(); }
   // Whether this rank writes into the one in which the files of `maker` are.
   [[nodiscard]] bool reaches(int maker) const;
-  // Where this rank writes; null: it writes nothing.
+  // The store into which this rank writes; null: it writes nothing.
   [[nodiscard]] const std::shared_ptr<Store>& working() const { return working_; }
-  [[nodiscard]] int publisher() const { return publisher_; }  // of the one in which it writes
+  [[nodiscard]] int publisher() const { return publisher_; }  // of the sibling in which it writes
   [[nodiscard]] bool publishes() const { return publisher_ == group_.rank(); }
 
-  // By publishers, before any publishes. Throws `conflict` where this rank sees another's sibling
-  // after all: both would publish one directory.
+  // Publishers call this before any publishes. Throws `conflict` where this rank sees another's
+  // sibling after all: both would publish one directory.
   void require_apart() const;
   // Takes the probe away, if this rank has one.
   void drop_probe() { probe_.reset(); }
-  // By publishers: gives the sibling the directory's name.
+  // Publishers give the sibling the directory's name.
   void publish();
   [[nodiscard]] bool is_published() const { return is_published_; }
   // A network file system may show the new directory late to others than publishers; opening its

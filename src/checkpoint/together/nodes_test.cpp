@@ -72,7 +72,7 @@ void for_each_at_once(const std::vector<Item>& items, const Work& work) {
   for (const Item& item : items) threads.emplace_back([&] { work(item); });
 }
 
-// Of a directory that all ranks share.
+// The files of a directory that all ranks share.
 Files files_of_shared(const Saving& saving, int ranks) {
   const auto store = memory_store();
   save_by(ranks, saving.cut, Location(store, "step4"), options_of(saving));

@@ -40,7 +40,7 @@ class OlmoFiles {
   // whether only rank 0 reaches a file that belongs to all.
   void open(const std::vector<std::uint64_t>& pickle_sizes, bool travels);
   [[nodiscard]] const std::vector<std::unique_ptr<SharedFile>>& files() const { return files_; }
-  // Of which tensors of a set of safetensors lie in which file.
+  // A digest of which tensors of a set of safetensors lie in which file.
   [[nodiscard]] std::uint64_t set_digest() const { return set_digest_; }
   // The index of a set of safetensors; empty: there is none.
   [[nodiscard]] const std::string& index() const { return index_; }

@@ -7,7 +7,7 @@
 //   4. rank 0 sees all files in the store, writes the digests of the state and config.yaml, last,
 //   and gives the sibling its name in one step: the commit (checkpoint-rows O-30, O-31, OQ-02).
 // A failure in any step reaches every rank before the next one begins; the sibling is removed.
-// Where ranks do not share the directory, each node has one of its own, or bytes travel
+// Nodes have a directory each, or bytes travel, where ranks do not share the directory
 // (directories.h, travel.h).
 #include "checkpoint/together/save_olmo.h"
 
@@ -349,7 +349,7 @@ class Saver final : public GroupSave {
     throw Error(ErrorCode::mismatch, text).at_key(unlike.front());
   }
 
-  // By the makers. Returns this rank's files, side by side.
+  // Makers finish their files. Returns this rank's, side by side.
   Bytes finish_files() {
     MessageWriter message;
     for (const auto& file : files_.files()) {
@@ -360,7 +360,7 @@ class Saver final : public GroupSave {
     return message.take();
   }
 
-  // By a publisher: sees the files that it publishes.
+  // A publisher sees the files that it publishes.
   void require_in_store(const Bytes& all) {
     for (const auto& [publisher, name, size] : all_from_message<MadeFile>(all)) {
       if (publisher != directories_.publisher()) continue;
@@ -384,7 +384,7 @@ class Saver final : public GroupSave {
     count_file(text.size());
   }
 
-  // By a publisher: what a directory has beside the ranks' files.
+  // A publisher writes what a directory has beside the ranks' files.
   void complete(const Bytes& all, const std::string& config) {
     directories_.drop_probe();
     require_in_store(all);

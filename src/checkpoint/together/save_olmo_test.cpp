@@ -361,7 +361,7 @@ TEST(StateDigests, ASaveReadsEachByteOnce) {
   }
 }
 
-// Where a load sums what it reads, nobody goes over the memory again: not even to see a change.
+// Nobody goes over the memory again after a load that sums what it reads: not even to see a change.
 TEST(StateDigests, OfALoadThatSumsNeedNoSecondReading) {
   for (const Cut cut : {Cut::whole, Cut::rows, Cut::flat}) {
     const std::string path = temporary_directory() + "/step4";

@@ -127,7 +127,7 @@ class BoxRuns {
     sums_.tensor.add({size, crc32_term(crc, size, tensor_size_ - in_tensor - size)});
   }
 
-  // Where they are, or brought together in `window`.
+  // The elements where they are, or brought together in `window`.
   ByteView elements(std::int64_t begin, std::int64_t count, std::vector<std::byte>& window) {
     const ByteView there = reader_.view(box_, begin, count);
     if (!there.empty()) return there;

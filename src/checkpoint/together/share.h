@@ -34,11 +34,12 @@ auto fields(FieldsOf<WrittenSum> auto& sum) {
   return std::tie(sum.bytes, sum.terms);
 }
 
-// By number of the file and of the record in it; both are the same on all ranks.
+// The sums of rows, by number of the file and of the record in it; both are the same on all ranks.
 using FileSums = std::map<std::pair<std::uint32_t, std::uint32_t>, WrittenSum>;
 void join_sums(FileSums& all, const FileSums& more);
 
-// Of elements that this rank has written, by tensor: as bytes of the tensor in row-major order.
+// The sums of elements that this rank has written, by tensor: as bytes of the tensor in row-major
+// order.
 using TensorSums = std::unordered_map<const Leaf*, WrittenSum>;
 
 // The tensors of a state that N ranks save, and what each rank holds of them.
@@ -79,7 +80,7 @@ struct Sharer {
 };
 
 // The boxes of a tensor with this placement that the rank writes into a file that gets all of it.
-// Of all ranks together they have every element once. `fits` holds (layout/boxes.h).
+// The boxes of all ranks together have every element once. `fits` holds (layout/boxes.h).
 [[nodiscard]] std::vector<Box> boxes_to_write(const Placement& placement, const Shape& shape,
                                               const Sharer& sharer);
 

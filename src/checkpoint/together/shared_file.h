@@ -26,7 +26,7 @@ struct FileRole {
   std::uint32_t number = 0;  // of the file, on all ranks
   int maker = 0;
   bool is_makers_own = false;  // what the maker holds of a tensor nobody else writes into it
-  // Of a file whose pickle this rank cannot compute: the maker told it.
+  // The size of a pickle that this rank cannot compute: the maker told it.
   std::optional<std::uint64_t> pickle_size = {};
 };
 
@@ -46,7 +46,7 @@ class SharedFile {
   [[nodiscard]] bool is_made_here() const { return rank_ == role_.maker; }
   [[nodiscard]] int maker() const { return role_.maker; }
   [[nodiscard]] std::uint32_t number() const { return role_.number; }
-  // By the maker: writes the rest and makes the file, which is in `where`, durable. `sums`: of all
+  // The maker writes the rest and makes the file, which is in `where`, durable. `sums`: of all
   // ranks, of this file at least. Throws `incomplete` for a record that nobody has filled.
   virtual void finish(const FileSums& sums, Store& where) = 0;
 

@@ -27,7 +27,7 @@ auto fields(FieldsOf<TensorSum> auto& sum) {
 }
 using StateSums = std::vector<TensorSum>;  // in the order of the tensors
 
-// Of what this rank holds, all its bytes. Those of tensors all of which is in `written` are not
+// A sum of all bytes that this rank holds. Those of tensors all of which is in `written` are not
 // read again.
 struct SumJob {
   int rank = 0;
@@ -40,7 +40,7 @@ struct SumJob {
 // Throws `mismatch` for another number of tensors.
 void join_state_sums(StateSums& all, const StateSums& more);
 
-// Of the sums of all ranks.
+// The digests of a state, from the sums of all ranks.
 struct SummedState {
   StateDigests digests;
   std::vector<std::string> unlike;  // that differ between ranks
@@ -59,11 +59,11 @@ struct SummedState {
 // What else has to be the same, by names.
 using NamedDigests = std::vector<std::pair<std::string, std::uint64_t>>;
 
-// Of all that is no tensor, and of `more`.
+// A digest of all that is no tensor, and of `more`.
 [[nodiscard]] std::uint64_t digest_of_values(const OlmoState& state, const NamedDigests& more);
 
-// Where digests differ: throws on all ranks `mismatch`, naming all that ranks do not have alike.
-// Collective.
+// All ranks call it once digests differ: it throws `mismatch` on each, naming all that ranks do not
+// have alike. Collective.
 void refuse_difference(const OlmoState& state, const NamedDigests& more,
                        const PlacedTensors& tensors, Group& group);
 

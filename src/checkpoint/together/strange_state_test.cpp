@@ -225,7 +225,7 @@ void expect_read(const std::vector<Strange>& tensors, const std::string& path) {
   EXPECT_EQ(by_number->find_key(Value(-1))->as_string(), "by number");
 }
 
-// By rows, on other ranks.
+// The load is by rows, on other ranks.
 void expect_loads(const std::vector<Strange>& tensors, const std::string& path, int ranks) {
   run_ranks(ranks, [&](Group& group) {
     Value model = Value::dict();

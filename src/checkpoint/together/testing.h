@@ -72,7 +72,7 @@ inline std::vector<FlatUnit> units() {
           {"transformer.blocks.1", {"transformer.blocks.1.w", "transformer.blocks.1.b"}}};
 }
 
-// Where each parameter begins in its flat parameter, and the shards' size.
+// The place of each parameter in its flat parameter, and the shards' size.
 inline Placement flat_placement(const std::string& name, int ranks) {
   for (const FlatUnit& unit : units()) {
     std::int64_t end = 0;
@@ -138,7 +138,7 @@ inline Files files_in(const Store& store, const std::string& directory) {
   return files;
 }
 
-// Of four ranks on two nodes: whether a file is of a rank on the other one.
+// Whether a file is of a rank on the other of two nodes, with four ranks in all.
 inline bool is_of_other_node(const std::string& name, std::size_t node) {
   for (std::size_t rank = 0; rank < 4; ++rank) {
     if (name.ends_with("rank" + std::to_string(rank) + ".pt")) return rank / 2 != node;

@@ -59,7 +59,7 @@ class Sender {
   std::jthread thread_;  // last: it uses the outbox
 };
 
-// Of one rank after another: whether it sends more, and what it sends now.
+// The message of a rank, beside those of the others: whether it sends more, and what it sends now.
 Bytes encode(const Outbox::Batch& batch) {
   return MessageWriter().count(batch.is_last ? 0 : 1).block(batch.bytes).take();
 }

@@ -177,7 +177,7 @@ ConvertReport finished_report(const std::vector<Leaf>& leaves, const Destination
   return report;
 }
 
-// Where the target comes into being.
+// The place where the target comes into being.
 struct TargetPlace {
   LockedFd lock;  // one conversion at a time into a directory that is not replaced whole
   NewDirectories made;

@@ -1,4 +1,4 @@
-// Where a conversion writes to, and how what it writes becomes visible.
+// The place that a conversion writes to, and how what it writes becomes visible.
 #pragma once
 
 #include <cstdint>

@@ -93,7 +93,7 @@ void for_each_step(const Path& path, std::string_view step, Use use) {
   }
 }
 
-// Of the first `depth` steps; no two paths have the same.
+// The key of the first `depth` steps; no two paths have the same.
 std::string key_of(const Path& path, std::size_t depth) {
   std::string key;
   for (std::size_t i = 0; i < depth; ++i) {

@@ -47,7 +47,7 @@ std::string finished(const std::string& file) {
   return std::string(kFinished) + "/" + file;
 }
 
-// By number of their storage: place, size and CRC-32 of runs that are not yet compared.
+// Runs that are not yet compared, by number of their storage: place, size and CRC-32.
 using OpenRuns = std::vector<std::pair<std::uint64_t, std::vector<std::array<std::uint64_t, 3>>>>;
 
 // A digest of fields, each behind its length, so that none runs into the next.
@@ -128,14 +128,14 @@ void add_options(Fields& fields, const ConvertOptions& options) {
   fields.add(options.only).add(options.rename).add(options.dtype).add(options.dequantize);
   fields.add(options.max_shard_size).add(options.keep_duplicates);
   for (const auto& [name, file] : options.file_of) fields.add(name).add(file);
-  // Of one rank's DCP files there are as many as threads.
+  // DCP files of one rank are as many as threads.
   const bool by_thread = is_one_of(options.to, CheckpointKind::dcp, CheckpointKind::olmo_torch_new);
   fields.add(by_thread ? options.threads : 0);
 }
 
-// Of everything that decides about the target's bytes: the files of `source` with their sizes and
-// times or versions, the versions that are open, where each of `leaves` lies in them, values, the
-// target's name, the options, our version.
+// A digest of everything that decides about the target's bytes: the files of `source` with their
+// sizes and times or versions, the versions that are open, where each of `leaves` lies in them,
+// values, the target's name, the options, our version.
 std::uint64_t fingerprint_of(const Checkpoint& source, const std::vector<Leaf>& leaves,
                              const std::string& target, const ConvertOptions& options) {
   Fields fields;
@@ -179,7 +179,7 @@ bool is_alone_at(const std::string& path) {
          fs::hard_link_count(path, error) == 1;
 }
 
-// Of the checkpoint that is there; none, if it is of another writer and cannot be read.
+// The files of the checkpoint that is there; none, if it is of another writer and cannot be read.
 std::set<std::string> known_files(const Store& store, const std::vector<ObjectInfo>& objects) {
   try {
     return own_files(store, objects);
@@ -249,7 +249,7 @@ void Resumption::number_storages(const std::vector<Leaf>& leaves) {
   }
 }
 
-// Of a file, or of a directory that gets its marker.
+// The target is a file, or a directory that gets its marker.
 void Resumption::require_room() const {
   if (if_exists_ == IfExists::replace) return;
   if (destination_.publishing == Publishing::marker) {
@@ -325,8 +325,8 @@ std::string Resumption::path_of(const std::string& file) const {
   return files_->name() + "/" + file;
 }
 
-// Of the sizes and times of the files that tell whether a finished target is this one: moving them
-// does not change it. Empty: one of them is not there.
+// A digest of the sizes and times of the files that tell whether a finished target is this one:
+// moving them does not change it. Empty: one of them is not there.
 std::string Resumption::identity_in(const std::string& directory) const {
   std::vector<std::string> names;
   switch (destination_.publishing) {

@@ -45,7 +45,7 @@ class Resumption {
   void failed(bool source_is_damaged);
 
  private:
-  // Where a storage of the source is found.
+  // The place where a storage of the source is found.
   struct StorageAt {
     const Leaf* leaf = nullptr;
     std::size_t piece = 0;

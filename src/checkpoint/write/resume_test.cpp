@@ -94,7 +94,7 @@ void flip(const std::string& path, std::size_t at) {
       .put(text[at]);
 }
 
-// Of one file nothing can be kept.
+// Nothing can be kept of one file.
 TEST_F(ResumeTest, AFileThatIsTheWholeTargetBeginsAnew) {
   for (const auto& [name, kind] : {std::pair("a.safetensors", CheckpointKind::safetensors),
                                    std::pair("a.pt", CheckpointKind::torch_file)}) {

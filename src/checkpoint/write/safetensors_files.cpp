@@ -159,7 +159,7 @@ bool is_flat(const ConvertJob& job) {
 // What of the leaves is written once, and noted.
 struct Ties {
   std::vector<Leaf> written;                 // all others, if there are any notes
-  std::map<std::string, std::string> notes;  // of those left out: the name of what it is
+  std::map<std::string, std::string> notes;  // for each that is left out, the name of what it is
 };
 
 bool are_tied(const Leaf* one, const Leaf* other) {
@@ -183,7 +183,7 @@ Ties ties_in(const ConvertJob& job, const std::map<std::string, std::string>& me
   const std::vector<std::size_t> kept = ties_of(job.leaves);
   for (std::size_t i = 0; i < kept.size(); ++i) {
     const std::string& name = job.leaves[i].name;
-    // Where the metadata says something else under this name it is written twice.
+    // A tensor is written twice if the metadata says something else under its name.
     if (kept[i] != i && can_be_noted(name) && !metadata.contains(name))
       ties.notes[name] = job.leaves[kept[i]].name;
   }

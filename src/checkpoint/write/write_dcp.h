@@ -33,7 +33,7 @@ class Shares {
   std::vector<std::vector<std::size_t>> of_ranks_;
 };
 
-// Where an item ended up.
+// The place where an item ended up.
 struct WrittenItem {
   std::size_t file = 0;  // number of its data file
   std::uint64_t offset = 0;
