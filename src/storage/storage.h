@@ -44,7 +44,7 @@ inline constexpr std::string_view kWorkMark = "-tmp-", kOldMark = ".old-";
 // The store of the directory above, in which last_name() is what `url` names: a web server is asked
 // for that as it was written. The query of a web address belongs to all names of the store.
 [[nodiscard]] std::shared_ptr<Store> open_above(const std::string& url);
-// Of file://, the path; anything else as it is. Throws `invalid_argument` for file://HOST/.
+// The path of a file:// URL; anything else as it is. Throws `invalid_argument` for file://HOST/.
 [[nodiscard]] std::string without_file_scheme(const std::string& path);
 
 // The objects of a store that somebody asks for by name. Only the directories that these names are

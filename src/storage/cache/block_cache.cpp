@@ -136,7 +136,7 @@ std::uint64_t trailer_bytes(std::uint64_t units) {
   return (units + 1) * sizeof(std::uint64_t);
 }
 
-// Of the block's bytes, if a block's file can have that size; else 0.
+// The size of the block in a file of this size, if a block's file can have that; else 0.
 std::uint64_t size_in(std::uint64_t file_size) {
   for (std::uint64_t units = 1; units <= kMostUnits; ++units) {
     const std::uint64_t size = file_size - std::min(file_size, trailer_bytes(units));
@@ -417,7 +417,7 @@ class BlockCachedSource final : public ForwardingSource {
   struct Missing {
     std::map<std::uint64_t, MutableByteView> whole;  // wanted whole, where they go
     std::map<std::uint64_t, std::vector<std::byte>> around;
-    std::vector<Part> parts;  // of those
+    std::vector<Part> parts;  // of the blocks in `around`
   };
 
   [[nodiscard]] BlockCache::Place place_at(std::uint64_t offset) const {

@@ -106,7 +106,7 @@ class BlockCache {
   // object has an identity.
   [[nodiscard]] static std::string key_of(const ByteSource& object);
 
-  // Of one block of an object.
+  // The place of one block of an object.
   struct Place {
     const std::string& key;
     std::uint64_t block = 0;

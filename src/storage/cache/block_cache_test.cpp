@@ -110,7 +110,7 @@ TEST_F(Caching, WhatWasReadOnceIsReadNoMore) {
   EXPECT_EQ(blocks().size(), 3U);
 }
 
-// Of users whose group is their own that is the usual one.
+// Users whose group is their own usually have this umask.
 TEST_F(Caching, AUmaskThatLetsTheGroupWriteDoesNotMatter) {
   const mode_t before = ::umask(002);
   expect_whole(*cached());

@@ -24,12 +24,14 @@ struct HttpRequest {
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::string ca_file = {};         // of who vouches for the server, if the options name none
   std::vector<ByteView> body = {};  // sent one behind the other; lives until the answer is there
-  // Where the body of a 200 or 206 goes, which has to fill it. Empty: into HttpResponse::body.
+  // The place of the body of a 200 or 206, which has to fill it. Empty: it goes into
+  // HttpResponse::body.
   Scattered into = {};
-  // Of a body that goes into HttpResponse::body; a longer one is `limit`.
+  // The most bytes of a body that goes into HttpResponse::body; a longer one is `limit`.
   std::size_t most_body = 16U << 20U;
-  // Where the server works before it answers, as on a copy: so long it may send nothing, if that is
-  // longer than HttpOptions::slow_for. Any byte shows that it lives, whatever their rate.
+  // The time in which the server may send nothing where it works before it answers, as on a copy,
+  // if that is longer than HttpOptions::slow_for. Any byte shows that it lives, whatever their
+  // rate.
   std::chrono::seconds works_for{0};
 };
 
@@ -52,7 +54,7 @@ struct HttpOptions {
   // Below `least_rate` for so long: again. TESSERA_HTTP_STALL, in seconds.
   std::chrono::seconds slow_for{30};
   std::uint64_t least_rate = 1024;  // bytes a second
-  // Of all attempts together. TESSERA_HTTP_DEADLINE, in seconds.
+  // The limit for all attempts together. TESSERA_HTTP_DEADLINE, in seconds.
   std::chrono::seconds operation_within{600};
   std::chrono::milliseconds first_pause{100};  // doubles up to 20 s, with jitter
   int most_unanswered = 8;                     // attempts one behind the other where nobody listens

@@ -19,7 +19,7 @@ namespace {
 struct Version {
   std::string etag, last_modified;
 
-  // Of the bytes: W/"..." is about their meaning.
+  // A strong ETag is about the bytes: W/"..." is about their meaning.
   [[nodiscard]] bool is_strong() const { return etag.starts_with('"'); }
 };
 

@@ -57,7 +57,7 @@ class Scattered {
 
  private:
   struct Place {
-    std::size_t at = 0;  // of its first byte in all of them
+    std::size_t at = 0;  // offset of its first byte in the whole
     MutableByteView memory;
   };
   std::vector<Place> places_;

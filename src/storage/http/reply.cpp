@@ -16,7 +16,7 @@ namespace {
 // S3 answers with some 20 headers of 1 KiB together.
 constexpr std::size_t kMostHeadBytes = 64U << 10U;
 constexpr std::size_t kMostHeadLines = 200;
-// Of a body that tells of an error.
+// The most bytes that are taken of a body that tells of an error.
 constexpr std::size_t kMostErrorBody = 64U << 10U;
 
 bool is_blank(char c) {
@@ -156,7 +156,7 @@ std::string Reply::misfit() const {
 
 namespace {
 
-// Of a reason, message or id in an error.
+// The most bytes of a reason, message or id in an error.
 constexpr std::size_t kMostText = 300;
 
 // One line, whatever the server sent.

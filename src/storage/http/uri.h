@@ -44,8 +44,8 @@ struct Uri {
 [[nodiscard]] bool is_loopback(const std::string& host);
 [[nodiscard]] bool is_loopback_url(const std::string& url);
 
-// Where an answer sends the caller. HttpClient follows nothing by itself: a signature or a token is
-// for one host.
+// Redirects of an answer. HttpClient follows nothing by itself: a signature or a token is for one
+// host.
 
 // The absolute URL that a 301, 302, 303, 307 or 308 to `url` names in its Location; none: it is no
 // redirect, or names nothing. Throws `unsafe` for one from https to http, and for one to a host of

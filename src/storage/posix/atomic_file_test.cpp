@@ -333,7 +333,7 @@ TEST(AtomicFile, AGroupThatIsNotTakenHasTheRightsOfOthers) {
   }
 }
 
-// Of links in a directory: what they lead to is not ours.
+// Links in a directory lead to what is not ours.
 TEST(AtomicFile, ALinkInADirectoryIsReplacedItself) {
   const TemporaryDirectory directory;
   std::ofstream(directory.path() + "/theirs") << "theirs";

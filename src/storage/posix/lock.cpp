@@ -108,7 +108,8 @@ LockedFd& LockedFd::operator=(LockedFd&& other) noexcept {
   return *this;
 }
 
-// By name, not by closing alone: a child that was forked before the lock was noted has a copy.
+// The lock ends by a call, not by closing alone: a child that was forked before it was noted has a
+// copy of the descriptor.
 void LockedFd::unlock() noexcept {
   if (!fd_) return;
   if (!made_here_) {

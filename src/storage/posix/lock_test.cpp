@@ -214,7 +214,7 @@ TEST_F(Locks, AChildEndsNoLockAndRemovesNothingOfItsParents) {
   EXPECT_EQ(files(), before);
 }
 
-// Of two processes between this one and its grandchild the one with the lock is gone.
+// The writer has the lock and is gone; its child, which has a copy, still runs.
 TEST_F(Locks, ALockEndsWithItsProcessWhateverChildrenThatHas) {
   const std::string path = directory_.path();
   int ends[2], said[2];

@@ -107,7 +107,7 @@ class FileSource final : public ByteSource {
     }
   }
 
-  // By its name; another file of this name is not taken for it.
+  // The file of this name is opened; another one that has the name by now is not taken for it.
   [[nodiscard]] Fd opened_again() const {
     Fd fd = open();
     if (!fd) throw_errno(errno, "open again", path_);
@@ -394,7 +394,7 @@ class PosixStore final : public Store {
                      std::chrono::system_clock::from_time_t(written)});
   }
 
-  // Where a listing of what begins with `prefix` begins.
+  // The path where a listing of what begins with `prefix` begins.
   [[nodiscard]] std::string start_of(std::string_view prefix) const {
     return prefix.empty() ? directory_ + "/" : full(prefix);
   }

@@ -64,7 +64,8 @@ void rename_to(const std::string& from, const std::string& to, bool empty_too) {
 
 constexpr const char* kKeep = "keep what is no part of the checkpoint";
 
-// Where `to` has no such file yet. What cannot have a second name is copied, if it can be read.
+// The file gets the second name `to`, if that is free. What cannot have a second name is copied, if
+// it can be read.
 void keep_file(const std::string& from, const std::string& to) {
   if (is_there(to) || ::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), 0) == 0) return;
   const int reason = errno;

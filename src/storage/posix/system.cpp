@@ -74,7 +74,7 @@ class Acl {
     bytes_.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
   }
   [[nodiscard]] bool empty() const { return bytes_.empty(); }
-  // Of ACL_GROUP_OBJ and its like: three bits.
+  // The rights of ACL_GROUP_OBJ and its like: three bits.
   [[nodiscard]] unsigned rights_of(unsigned tag) const {
     posix_acl_xattr_entry entry{};
     (void)find(tag, entry);
@@ -92,7 +92,7 @@ class Acl {
   }
 
  private:
-  // Where the entry is; the end: nowhere.
+  // The place of the entry with this tag; the end: there is none.
   std::size_t find(unsigned tag, posix_acl_xattr_entry& entry) const {
     std::size_t at = sizeof(posix_acl_xattr_header);
     for (; at + sizeof entry <= bytes_.size(); at += sizeof entry) {

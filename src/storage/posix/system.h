@@ -70,8 +70,8 @@ struct FileId {
 // groups that it names have the rights of others. Nothing where there is no `old`, something else,
 // or a file system that knows no modes.
 void take_access_of(const std::string& old, const std::string& path);
-// Where the link `path` leads, there or not; `path` itself if it is none. Throws `io` for links in
-// a circle.
+// The path where the link `path` leads, there or not; `path` itself if it is none. Throws `io` for
+// links in a circle.
 [[nodiscard]] std::string end_of_links(const std::string& path);
 
 // The directory that `path` is in, "." where it names none.

@@ -306,7 +306,8 @@ Upload Bucket::create_upload(const std::string& key, const std::string& attempt,
   return upload;
 }
 
-// Of a rival, who has sent nothing yet, a mark changes nothing but what `gc` may do one day.
+// A mark on the upload of a rival who has sent nothing yet changes nothing but what `gc` may do one
+// day.
 void Bucket::mark_others(const Upload& upload, PartsAre parts) {
   try {
     for (const ListedUpload& other : list_uploads(upload.key)) {
@@ -343,7 +344,7 @@ void Bucket::mark(const Upload& upload, PartsAre parts) {
 
 bool is_mark(const ListedPart& part) {
   if (part.number != kMarkNumber || part.size != kMark.size()) return false;
-  // Where the server encrypts, the ETag is no MD5.
+  // The ETag is no MD5 where the server encrypts.
   return part.etag.find(kMarkMd5) != std::string::npos ||
          part.crc32 == checksum_of(std::as_bytes(std::span(kMark)));
 }

@@ -65,9 +65,8 @@ struct Condition {
 enum class Written : std::uint8_t {
   done,
   refused,  // the condition does not hold. A first attempt whose answer was lost may be the reason.
-            // Of an object of some version that is no more there, servers say also that it is
-            // absent
-  gone,     // of an upload: there is none. It was completed already, or aborted
+            // Servers also say that an object is absent which had the version and is gone
+  gone,     // there is no such upload: it was completed already, or aborted
   unsure,   // the answer does not say. put(), copy() and complete() never return it
 };
 
@@ -82,8 +81,8 @@ struct Made {
   bool is_new = false;  // with another object at the key it cannot be made any more
 };
 
-// Where the parts of an upload come from. Parts that are sent have checksums, which the server
-// wants for either all or none.
+// The source of the parts of an upload. Parts that are sent have checksums, which the server wants
+// for either all or none.
 enum class PartsAre : std::uint8_t { sent, copied };
 
 // An object of a bucket of the same server, of which the server makes a copy if it is of this

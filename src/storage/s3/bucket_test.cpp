@@ -28,7 +28,7 @@ std::string bucket_refusal(const std::string& status, const std::string& code,
                            const std::string& headers = {}) {
   return bucket_answer(status, error_body(code), headers);
 }
-// Of a HEAD: a length without a body.
+// The answer to a HEAD: a length without a body.
 std::string head_answer(const std::string& attempt, std::size_t size = 5) {
   return "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " + std::to_string(size) +
          "\r\nETag: \"e\"\r\nx-amz-meta-tessera-attempt: " + attempt + "\r\n\r\n";
@@ -50,7 +50,7 @@ class S3Answers : public testing::Test {
     ::setenv("AWS_ACCESS_KEY_ID", "AKID", 1);
     ::setenv("AWS_SECRET_ACCESS_KEY", "hidden-secret", 1);
   }
-  // Of a server with that script.
+  // The bucket of a server with that script.
   Bucket& bucket(std::vector<std::string> answers) {
     server_.emplace(std::move(answers));
     const Settings settings{.endpoint = server_->url(),

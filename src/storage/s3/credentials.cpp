@@ -126,7 +126,7 @@ using std::chrono::system_clock;
   throw Error(ErrorCode::corrupt, "credentials with an Expiration that is no time");
 }
 
-// Of "Z", "+01:00", "-0130" or nothing.
+// The offset of "Z", "+01:00", "-0130" or nothing.
 seconds offset_of(std::string_view zone) {
   if (zone.empty() || zone == "Z") return seconds(0);
   std::string digits(zone.substr(1));

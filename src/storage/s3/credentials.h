@@ -88,8 +88,8 @@ enum class SectionsAre { of_config, names };
 [[nodiscard]] std::map<std::string, Profile> parse_profiles(const std::string& text,
                                                             SectionsAre sections);
 [[nodiscard]] std::string services_section(const std::string& name);
-// Of ~/.aws/config and ~/.aws/credentials together, where the second has precedence; none: neither
-// has it. A file that is not there has no profiles; one that cannot be read is `io`.
+// The profile in ~/.aws/config and ~/.aws/credentials together, where the second has precedence;
+// none: neither has it. A file that is not there has no profiles; one that cannot be read is `io`.
 [[nodiscard]] std::optional<Profile> read_profile(const std::string& name);
 
 // A file of at most 1 MiB, whole. Throws `not_found`, `io` or `limit`.

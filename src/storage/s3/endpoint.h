@@ -23,7 +23,8 @@ namespace tessera::s3 {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
-// Of a body that is sent. Servers that compare it with what came say so by the same header.
+// The header with the checksum of a body that is sent. Servers that compare it with what came say
+// so by the same header.
 inline constexpr const char* kChecksum = "x-amz-checksum-crc32";
 // What begins so in a Call is Google's own there: it refuses a request with both kinds.
 inline constexpr std::string_view kVendor = "x-amz-";
@@ -45,8 +46,8 @@ struct Call {
 struct Answer {
   HttpResponse response;
   ServerError error;  // code empty: none, or the answer has no body
-  // Of a good status, but not what a server of S3 says to this call: a page of a proxy, or cut.
-  // What became of the call is not known.
+  // Whether the status is good, but the answer not what a server of S3 says to this call: a page of
+  // a proxy, or cut. What became of the call is not known then.
   bool is_strange = false;
   [[nodiscard]] bool is_good() const {
     return response.status >= 200 && response.status < 300 && error.code.empty() && !is_strange;

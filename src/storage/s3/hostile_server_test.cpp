@@ -146,7 +146,7 @@ TEST_F(HostileServer, AnETagWithoutQuotesIsOneWithThem) {
   }
 }
 
-// Of a range, an object of five bytes at which `answer` comes.
+// Five bytes at offset 10 of an object of 100 are asked for; no answer is right for those.
 TEST_F(HostileServer, H06RangesOfAnotherObject) {
   const auto read = [&](const std::string& answer) {
     Store& of = store([answer](int, const std::string& request) {

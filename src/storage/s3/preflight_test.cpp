@@ -85,7 +85,7 @@ TEST_F(S3Preflight, AServerThatIgnoresConditionsIsForOneWriter_O13_O14) {
     EXPECT_NE(std::string(error.what()).find("--single-writer"), std::string::npos);
     const std::string status = second.substr(9, 3);
     EXPECT_NE(std::string(error.what()).find(": " + status), std::string::npos) << error.what();
-    // Of If-Match alone as well.
+    // A server that ignores If-Match alone is refused as well.
     EXPECT_EQ(code_of([&] {
                 try_writing({answer("200 OK"), kMet, second, kGone});
               }),

@@ -67,7 +67,7 @@ int left_until(Clock::time_point deadline) {
   return static_cast<int>(std::max<milliseconds::rep>(left, 0));
 }
 
-// Where execvp() would find the program: it, and posix_spawnp(), would ask getenv() for PATH in the
+// The program that execvp() would find: it, and posix_spawnp(), would ask getenv() for PATH in the
 // child, which has this process's memory.
 std::string program_at(const std::string& word, const Variables& environment) {
   const std::string path = variable_of(environment, "PATH").value_or("/bin:/usr/bin");

@@ -1,5 +1,5 @@
-// Where credentials can come from. No error has more of an answer than its status and code, since
-// answers are secrets.
+// Sources of credentials. No error has more of an answer than its status and code, since answers
+// are secrets.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,8 @@
 
 namespace tessera::s3 {
 
-// By the order of CredentialSource. `profile`: empty: the chain.
+// The credentials of `profile` or, if it is empty, of the first in the order of CredentialSource
+// that has some.
 [[nodiscard]] Credentials find_credentials(const std::string& profile, HttpClient& client);
 
 // What `command`, a line of words with quotes and without a shell, prints: JSON of version 1. It
@@ -32,10 +33,11 @@ struct Role {
                                           HttpClient& client);
 [[nodiscard]] Credentials of_role(const Role& role, const Credentials& own, HttpClient& client);
 
-// Of AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI; none: neither is set. Throws `unsafe` for
-// plain http to another machine.
+// The credentials that AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI leads to; none: neither
+// is set. Throws `unsafe` for plain http to another machine.
 [[nodiscard]] std::optional<Credentials> of_container();
-// Of the machine, by metadata v2; none: there is no such service, or it has no role.
+// The credentials of the machine, by metadata v2; none: there is no such service, or it has no
+// role.
 [[nodiscard]] std::optional<Credentials> of_instance();
 
 }  // namespace tessera::s3

@@ -42,7 +42,7 @@ PartPlan::PartPlan(std::uint64_t size_hint)
 Part PartPlan::part_at(std::uint64_t offset) const {
   if (offset >= kLargestObject) refuse(offset);
   std::uint64_t first = 0;  // part of the parts of one size, counted from 0
-  std::uint64_t begin = 0;  // of it
+  std::uint64_t begin = 0;  // of that part
   std::uint64_t size = size_;
   std::uint64_t count = even_;
   while (offset - begin >= count * size) {

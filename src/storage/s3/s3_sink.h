@@ -25,9 +25,9 @@ struct Part {
   std::uint64_t begin = 0, end = 0;  // in the object; the last one may end earlier
 };
 
-// Where parts begin follows from what the writer expected, not from what it does, so that threads
-// which write in any order agree on it. Parts have one size up to the expected end or, where none
-// is known, up to the 1,000th; behind it the size doubles every 1,000 parts.
+// The places where parts begin follow from what the writer expected, not from what it does, so that
+// threads which write in any order agree on them. Parts have one size up to the expected end or,
+// where none is known, up to the 1,000th; behind it the size doubles every 1,000 parts.
 class PartPlan {
  public:
   // `size_hint` 0: unknown; kMostParts then reach the largest object. Throws `limit` for more.

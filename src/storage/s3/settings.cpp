@@ -81,7 +81,7 @@ std::string needed_endpoint(const char* name, const std::string& scheme) {
   return endpoint_of(value, name);
 }
 
-// Of "[services NAME]", which a profile names.
+// The endpoint in "[services NAME]", which a profile names.
 Variable endpoint_of_services(const std::string& name) {
   if (name.empty()) return {};
   return {"endpoint_url of s3 in the services '" + name + "'",

@@ -114,7 +114,7 @@ TEST_F(S3Settings, StylesCanBeChosen) {
   EXPECT_THAT(refusal_of("s3://b/x"), HasSubstr("TESSERA_S3_STYLE"));
 }
 
-// Of OLMo, checkpoint-rows O-07 and O-08.
+// The variables of OLMo (checkpoint-rows O-07 and O-08).
 TEST_F(S3Settings, OlmosVariables) {
   environment_.set("AWS_PROFILE", "default");
   environment_.set("AWS_ENDPOINT_URL", "https://not.for.these");

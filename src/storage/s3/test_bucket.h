@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Where nobody else writes.
+// A place where nobody else writes.
 inline Uri fresh_url() {
   return parse_bucket_uri("s3://tessera/" + random_attempt() + "/deep");
 }

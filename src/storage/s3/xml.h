@@ -42,8 +42,8 @@ struct UploadListing {
   std::vector<ListedUpload> uploads;
   std::string next_key, next_id;  // empty: this is the last
 };
-// Where a page that is not the last leaves out what the next one begins behind (SeaweedFS does),
-// that is its last upload.
+// A page that is not the last may leave out what the next one begins behind (SeaweedFS does): that
+// is its last upload then.
 [[nodiscard]] UploadListing parse_uploads(std::string_view xml);
 
 struct ListedPart {
