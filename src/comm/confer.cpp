@@ -21,7 +21,7 @@ namespace {
 // Peers of peers do not occur: from_peers is given local errors.
 constexpr int kMaxDepth = 4;
 
-// Of a group of one rank: the failure is that rank's own.
+// Whether the group had one rank: then the failure is that rank's own.
 bool is_of_one(const std::string& message, const std::map<int, Error>& peers) {
   return peers.size() == 1 && peers.begin()->second.message() == message;
 }

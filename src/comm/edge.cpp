@@ -25,8 +25,8 @@ enum class Kind : std::uint8_t { letter, waiting, part, beat, interrupt, failure
 
 constexpr std::size_t kFrame = 512, kSizeAt = 4, kNumberAt = 8, kHead = 16;
 constexpr std::size_t kRoom = kFrame - kHead;
-constexpr std::size_t kLetterHead = 12;  // of its payload, before the name
-// Of a message between two chances for what is urgent.
+constexpr std::size_t kLetterHead = 12;  // bytes of a letter's payload before the name
+// The bytes of a message between two chances for what is urgent.
 constexpr std::size_t kPart = std::size_t{1} << 20;
 // Errors that ranks tell are sentences.
 constexpr std::size_t kLongestPayload = std::size_t{1} << 20;
@@ -103,8 +103,8 @@ void Edge::stop() noexcept {
   if (writer_.joinable()) writer_.join();
 }
 
-// Where memory is short it may not even be there for saying so: then the connection ends, which
-// every neighbour notices.
+// The connection ends if `work` throws, which every neighbour notices: where memory is short it may
+// not even be there for saying so.
 void Edge::run(const std::function<void()>& work) noexcept {
   try {
     work();

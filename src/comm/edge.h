@@ -46,7 +46,7 @@ class Wire {
 
 // A collective that a rank is in.
 struct Call {
-  std::uint64_t number = 0;  // of that rank's, from 1 on
+  std::uint64_t number = 0;  // among the rank's collectives, from 1 on
   std::string name;          // called_here() of comm/whereabouts.h
 };
 
@@ -148,7 +148,7 @@ class Edge {
   bool stopping_ = false;
   Pulse pulse_;  // the peer's last
 
-  // Of the reading thread: a letter of which parts are still to come.
+  // The letter of which parts are still to come; the reading thread alone uses these.
   Letter incoming_;
   std::size_t filled_ = 0;
   bool parts_follow_ = false;

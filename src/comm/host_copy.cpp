@@ -25,7 +25,7 @@ auto fields(FieldsOf<HostMemory> auto& memory) {
 }
 using HostMemories = std::map<std::uint64_t, HostMemory>;  // by digests of what names hosts
 
-// Of several ranks of a host the first one counts.
+// The first of several ranks of a host counts.
 void join_memories(HostMemories& all, HostMemories more) {
   all.merge(more);
 }

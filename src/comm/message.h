@@ -253,7 +253,7 @@ template <typename T>
   if (message.at_end()) return value;
   throw Error(ErrorCode::corrupt, "a message between ranks has bytes after its end");
 }
-// Of several that stand side by side.
+// The values of a message in which several stand side by side.
 template <typename T>
 [[nodiscard]] std::vector<T> all_from_message(std::span<const std::byte> bytes) {
   std::vector<T> all;

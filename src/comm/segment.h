@@ -37,11 +37,11 @@ struct ProcessId {
   [[nodiscard]] bool operator==(const ProcessId&) const = default;
 };
 
-// Of the kernel, whatever the namespaces; empty where /proc does not tell.
+// The kernel's boot id, whatever the namespaces; empty where /proc does not tell.
 [[nodiscard]] std::string boot_id();
 // Throws `unsupported` where /proc does not tell.
 [[nodiscard]] ProcessId this_process();
-// Of this host, as ProcessId names it; 0 where that is not known.
+// A digest of this host, as ProcessId names it; 0 where that is not known.
 [[nodiscard]] std::uint64_t host_digest() noexcept;
 
 [[nodiscard]] std::string to_text(const ProcessId& process);

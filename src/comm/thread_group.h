@@ -1,4 +1,5 @@
-// Where threads that act as ranks meet: the one primitive under every collective of a thread group.
+// The place where threads that act as ranks meet: the one primitive under every collective of a
+// thread group.
 #pragma once
 
 #include <chrono>
@@ -32,9 +33,9 @@ class Rendezvous {
   // The rank comes no more, because its body has returned or failed (`reason`).
   void leave(int rank, const std::string& reason);
 
-  // Of what the ranks do before their fold number `fold`: the same for all of them. Stop is
-  // requested by interrupt() and when the rendezvous breaks. Until `rank` meets the others again it
-  // counts as working, which takes as long as it takes: no deadline passes.
+  // The token of what the ranks do before their fold number `fold`: the same for all of them. Stop
+  // is requested by interrupt() and when the rendezvous breaks. Until `rank` meets the others again
+  // it counts as working, which takes as long as it takes: no deadline passes.
   [[nodiscard]] std::stop_token interrupted(int rank, std::uint64_t fold);
   void interrupt(std::uint64_t fold);
 
@@ -58,7 +59,7 @@ class Rendezvous {
   std::uint64_t rounds_ = 0;  // completed
   Round last_;                // what the last completed round gave
   std::optional<Error> broken_;
-  std::map<std::uint64_t, std::stop_source> interrupts_;  // by fold, of those not long past
+  std::map<std::uint64_t, std::stop_source> interrupts_;  // by fold; those long past are gone
 };
 
 }  // namespace tessera

@@ -65,7 +65,7 @@ class TreeGroup final : public Group {
   TreeGroup(int rank, int size, const TreeOptions& options)
       : rank_(rank), size_(size), links_(rank, size, options) {}
 
-  // Of a group that is not used yet.
+  // The group is not used yet.
   void connect_all(std::chrono::milliseconds deadline, const Connect& connect);
 
   [[nodiscard]] int rank() const noexcept override { return rank_; }

@@ -149,7 +149,7 @@ void run_tree(int count, const std::function<void(Group&)>& body) {
   for (const auto& [rank, error] : failures) ADD_FAILURE() << rank << ": " << error.what();
 }
 
-// Of all ranks but `without`: `code`, and a text with `text`.
+// All ranks but `without` failed with `code` and a message that has `text`.
 void expect_all(const std::map<int, Error>& failures, const Ranks& ranks, int without,
                 ErrorCode code, const std::string& text) {
   for (int rank = 0; rank < ranks.count; ++rank) {
@@ -260,7 +260,7 @@ TEST(TreeGroup, TwoThreadsAtOnceAreAConflict) {
       EXPECT_EQ(group.all_gather({}).size(), 2U);
       return;
     }
-    // Of the two threads one is in a call that cannot end before the other was refused.
+    // One of the two threads is in a call that cannot end before the other was refused.
     const auto call = [&] {
       try {
         EXPECT_EQ(group.all_gather({}).size(), 2U);

@@ -29,7 +29,7 @@ struct TreePlace {
   std::vector<int> children;  // ascending
 };
 
-// Of rank `rank` of `size` ranks.
+// The place of rank `rank` of `size` ranks.
 [[nodiscard]] TreePlace place_in_tree(int rank, int size);
 
 // What a fold along the tree gives rank 0: messages[r] is of rank r, and there is at least one.
@@ -60,7 +60,7 @@ class TreeLinks final : private EdgeOwner {
   // To the parent or a child. A neighbour that is added late learns of an earlier failure.
   void add(int peer, std::unique_ptr<Wire> wire);
 
-  // Of a collective; the thread that calls it alone uses these.
+  // These are of a collective; the thread that calls it alone uses them.
   //
   // Begins the next call, of this name.
   void begin(std::string called);
@@ -81,7 +81,7 @@ class TreeLinks final : private EdgeOwner {
   // After a failure: gives the other ranks a moment to hear of it before this one may leave.
   void let_others_hear();
 
-  // Any thread. Of what this rank does before its next fold.
+  // Any thread may call these. The token is of what this rank does before its next fold.
   [[nodiscard]] std::stop_token interrupted();
   void interrupt();
   void fold_done();

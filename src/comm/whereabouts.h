@@ -31,7 +31,7 @@ class [[nodiscard]] Purpose {
 // The name and what it is for, when that was said.
 [[nodiscard]] std::string with_purpose(std::string_view name);
 
-// Of this thread's rank. Empty at first: nothing is known.
+// The whereabouts of this thread's rank. Empty at first: nothing is known.
 void set_whereabouts(std::string text);
 [[nodiscard]] std::string whereabouts();
 

@@ -24,7 +24,7 @@ inline constexpr const char* kMetadataModule = "torch.distributed.checkpoint.met
 inline constexpr const char* kFilesystemModule = "torch.distributed.checkpoint.filesystem";
 // olmo_core has a _StorageInfo of its own, without transforms.
 inline constexpr const char* kOlmoFilesystemModule = "olmo_core.distributed.checkpoint.filesystem";
-// Where older torch has TensorProperties and MEM_FORMAT_ENCODING.
+// The module where older torch has TensorProperties and MEM_FORMAT_ENCODING.
 inline constexpr const char* kOldPropertiesModule =
     "torch.distributed._shard.sharded_tensor.metadata";
 
@@ -69,8 +69,9 @@ class Assembler {
   // A path of a name without an entry is passed over.
   void set_path(std::string_view name, Path path);
 
-  // Where the item of an entry, or of the chunk at `offset`, is. `hint`: the chunk's number, to be
-  // trusted only when the offset agrees. No offset: an object, or a tensor of one chunk.
+  // An index says where an item goes: to the chunk at `offset` or, without an offset, to an object
+  // or a tensor of one chunk. `hint`: the chunk's number, to be trusted only when the offset
+  // agrees.
   struct Index {
     std::optional<std::span<const std::int64_t>> offset;
     std::optional<std::int64_t> hint;

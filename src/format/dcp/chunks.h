@@ -17,7 +17,7 @@
 
 namespace tessera::dcp {
 
-// Where one item is: a byte range of a data file (StorageInfo).
+// The place of one item: a byte range of a data file (StorageInfo).
 struct Item {
   std::string path;  // relative to the checkpoint's directory; never leaves it
   std::uint64_t offset = 0;

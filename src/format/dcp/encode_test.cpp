@@ -152,7 +152,7 @@ class Drawn {
  private:
   std::size_t below(std::size_t limit) { return random_() % limit; }
 
-  // Of any number of bits, those at the limits of pickle's forms among them.
+  // A number of at most `bits` bits; one in two is at the limits of pickle's forms.
   std::uint64_t number(unsigned bits) {
     const std::uint64_t limit = std::uint64_t{1} << below(bits);
     return below(2) == 0 ? random_() % limit : limit - below(2);

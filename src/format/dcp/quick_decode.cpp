@@ -206,7 +206,7 @@ class QuickDecoder {
     return value.kind == LiteKind::name && Name{static_cast<std::uint8_t>(value.count)} == name;
   }
 
-  // Of values that may be absent.
+  // A value that is null is absent.
   static bool is(const Lite* value, LiteKind kind) {
     return value != nullptr && value->kind == kind;
   }

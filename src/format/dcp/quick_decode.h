@@ -135,7 +135,8 @@ class QuickMachine {
   [[nodiscard]] std::vector<Lite> items_of(const Lite& lite) const;
   // The value of a key in a dict; null: absent.
   [[nodiscard]] const Lite* find(const Lite& dict, std::string_view key) const;
-  // Of all dicts, also those that nobody looks at. They have texts as keys.
+  // Whether all dicts, also those that nobody looks at, have each key once. They have texts as
+  // keys.
   [[nodiscard]] bool has_each_key_once() const;
 
   std::vector<std::string_view> torch_names;

@@ -211,7 +211,7 @@ bool QuickMachine::set_items(const pickle::Opcode& opcode) {
     forget_batch(opcode);
     return true;
   }
-  // Of other keys the machine of values knows which have a hash.
+  // Keys of other kinds are for the machine of values, which knows which have a hash.
   if (!all_are(first, 2, LiteKind::text)) return false;
   auto& pairs = dicts[target.number].pairs;
   pairs.insert(pairs.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
@@ -243,7 +243,7 @@ bool QuickMachine::recall(std::uint64_t index) {
   if (index >= memo_size_) return false;
   Lite value = memo_[survey_.recalled_before(index)];
   if (is_container(value)) {
-    // While it is on the stack it is not complete: in another container the two could form a cycle.
+    // A container on the stack is not complete: in another one the two could form a cycle.
     if (is_on_stack(value)) return false;
     value.count = kComplete;
   }
@@ -305,7 +305,7 @@ bool QuickMachine::make_object(Name name, const Lite& arguments) {
   return push({.kind = LiteKind::object, .number = objects.size() - 1});
 }
 
-// Of getattr: a class of memory formats, and the name of one.
+// Whether the arguments of getattr are a class of memory formats, and the name of one.
 bool QuickMachine::is_member(const Lite& arguments) const {
   if (arguments.count != 2) return false;
   const Lite& owner = items[arguments.number];

@@ -52,7 +52,7 @@ TEST_P(Hostile, IsRefused) {
   }
 }
 
-// Of 100 KB; a thousand keys make 100 MB of it.
+// The text has 100 KB; a thousand keys make 100 MB of it.
 std::string one_text_under_many_keys() {
   std::string text = "\x80\x02X\xa0\x86\1\0"s + repeat("x", 100'000) + "q"s + '\0' + "0}(";
   for (int i = 0; i < 1'000; ++i) text += "I" + std::to_string(i) + "\nh"s + '\0';

@@ -150,7 +150,7 @@ void Machine::watched_step() {
                              (is_one_of(op, Op::int_text, Op::long_text, Op::real_text) &&
                               !may_be_number(cursor_.line_at(at + 1))) ||
                              op == Op::string || kSteps[static_cast<std::uint8_t>(op)] == nullptr;
-    // Of a line that crosses its frame Python may have the end alone, and that may be right.
+    // Python may have the end alone of a line that crosses its frame, and that may be right.
     if (ended_ || (python_ends && !tell_crossing(at))) throw;
     options_.watch->refused(error.at_offset(at));
     go_past(at, before);

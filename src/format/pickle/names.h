@@ -9,8 +9,8 @@ namespace tessera::pickle {
 // Whether calling the name runs code, opens files or reaches the system. Names that walk through
 // attributes ("f.__globals__") count when one step could.
 [[nodiscard]] bool is_dangerous(std::string_view module, std::string_view name);
-// Of those, the classes of settings that torch.compile leaves beside a module that is pickled
-// whole. They are read where the module is replaced, and they go with it.
+// Whether such a name is one of the classes of settings that torch.compile leaves beside a module
+// that is pickled whole. They are read where the module is replaced, and they go with it.
 [[nodiscard]] bool is_of_compiler(std::string_view module, std::string_view name);
 // Whether an attribute of this name may lead out of the object that has it.
 [[nodiscard]] bool is_dangerous_attribute(std::string_view name);

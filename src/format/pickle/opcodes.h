@@ -181,7 +181,7 @@ inline constexpr std::array<OpcodeRow, 68> kOpcodeRows{{
     {Op::readonly_buffer, {Argument::none, 0, 0, true}},
 }};
 
-// By byte.
+// The opcode of each byte.
 inline constexpr std::array<Opcode, 256> kOpcodes = [] {
   std::array<Opcode, 256> by_byte{};
   for (const OpcodeRow& row : kOpcodeRows) by_byte[static_cast<std::uint8_t>(row.op)] = row.is;

@@ -235,12 +235,12 @@ class Collector : public Watch {
   Found& found_;
   const std::function<bool(const std::string&, const std::string&)>& is_value_;
   std::unordered_map<std::string, std::size_t> rows_;  // of found_.names
-  // Of found_.nested: the same bytes may be handed over again and again.
+  // Takers and bytes of found_.nested: the same bytes may be handed over again and again.
   std::set<std::pair<std::string, std::string_view>> nested_;
   mutable std::map<Place, Known> known_;
   std::deque<Value> kept_;      // whose bytes nested_ looks at
   std::uint64_t getattrs_ = 0;  // mentioned
-  std::uint64_t members_ = 0;   // of them, what known members came from
+  std::uint64_t members_ = 0;   // getattrs that known members came from
 };
 
 }  // namespace

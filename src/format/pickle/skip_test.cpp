@@ -101,7 +101,7 @@ TEST(PickleSkip, OtherListsAreReadAsUsual) {
     const auto bytes = write(tree_of(list, "text"));
     EXPECT_EQ(read(bytes, skipping()).value, tree_of(list, "text"));
   }
-  // Of no object, and an attribute of another name.
+  // A list of shards that no object has, and one in an attribute of another name.
   const Value others =
       Value::tuple({Value::dict({{"shards", list_of_shards()}, {"size", Value(7)}}),
                     instance("Whole", "others", list_of_shards())});
@@ -131,8 +131,8 @@ TEST(PickleSkip, DangerousCallsAreRefused) {
   }
 }
 
-// Where a damaged pickle still reads, it reads as the same with and without skipping: the rest of
-// the tree is not touched by what is skipped.
+// A damaged pickle that still reads reads as the same with and without skipping: the rest of the
+// tree is not touched by what is skipped.
 TEST(PickleSkip, DamageNeverReadsAsSomethingElse) {
   const auto good = write(tree_of(list_of_shards(), "text"));
   int refused = 0;

@@ -19,7 +19,7 @@ struct Steps {
     Step step;
   };
 
-  // By byte: the machine's own rows, those below, and `other` for the rest.
+  // The step of each byte: the machine's own rows, those below, and `other` for the rest.
   static constexpr std::array<Step, 256> with(std::initializer_list<Row> own, Step other) {
     using O = const Opcode;
     const Step integer = [](M& m, O& o) {

@@ -466,7 +466,7 @@ class Writer {
   Value latin1_ = "latin1";
   int making_ = 0;               // values that were made while writing, one inside of the other
   std::vector<Value> memoized_;  // since the outermost of them
-  std::vector<Value> kept_;      // of these what others hold
+  std::vector<Value> kept_;      // values of memoized_ that others hold
 };
 
 }  // namespace
