@@ -4,12 +4,16 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
+#include <tuple>
 #include <vector>
 
 #include "fsdp/state/model_state.h"
@@ -310,6 +314,45 @@ TEST(DeviceTraining, AfterABackwardErrorsSayThatItIsOver) {
     const auto text = testing::error_of([&] { static_cast<void>(mesh.all_reduce_sum(1.0)); });
     EXPECT_THAT(text, HasSubstr("after the backward of step 1"));
   });
+}
+
+// Two threads of the engine come to the hooks of the two results at the same time.
+struct ResultsOnBothSidesImpl : nn::Module {
+  nn::Linear out{nullptr};
+  std::atomic<int> arrived = 0;
+  ResultsOnBothSidesImpl() { out = register_module("out", nn::Linear(4, 4)); }
+  std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x) {
+    arrived = 0;
+    auto there = out(x), here = out(x).cpu();
+    for (const auto& one : {there, here}) {
+      one.register_hook([this](const torch::Tensor&) {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+        for (++arrived; arrived < 2 && std::chrono::steady_clock::now() < end;)
+          std::this_thread::yield();
+      });
+    }
+    return {there, here};
+  }
+};
+TESSERA_MODULE(ResultsOnBothSides);
+
+TEST(DeviceTraining, ResultsMayBeOnTheCpuToo) {
+  constexpr int kSteps = 100;
+  for (const bool is_sharded : {true, false}) {
+    testing::run_device_mesh(2, [&](Mesh& mesh) {
+      auto net = testing::with_values(ResultsOnBothSides(), 3);
+      if (is_sharded) fully_shard(net, mesh);
+      if (!is_sharded) replicate(net, mesh);
+      for (int step = 0; step < kSteps; ++step) {
+        const auto [there, here] = net(torch::ones({2, 4}).to(mesh.device()));
+        (there.sum() + here.sum()).backward();
+      }
+      for (const auto& parameter : sharded_parameters(net)) {
+        const auto& gradient = parameter.local.grad();
+        EXPECT_TRUE(testing::allclose(gradient, torch::full(gradient.sizes(), 4.0 * kSteps)));
+      }
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceTrainings, ::testing::Values(1, 2, 3));

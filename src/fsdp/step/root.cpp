@@ -95,6 +95,11 @@ bool lives_on(const at::Tensor& result) {
   return result.is_leaf() && result.use_count() > 1;
 }
 
+// A leaf that no device of the unit holds: its backward does not come to the unit.
+bool is_elsewhere(const Unit& unit, const at::Tensor& result) {
+  return result.is_leaf() && result.device() != unit.device();
+}
+
 bool inside_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
 }
@@ -476,7 +481,7 @@ void Root::attach_to_results(Unit& unit, const UnitInputs& inputs,
                              const std::vector<at::Tensor*>& results) {
   std::vector<at::Tensor> watched = inputs.changed();
   for (auto* result : results) {
-    if (!wants_gradient(*result)) continue;
+    if (!wants_gradient(*result) || is_elsewhere(unit, *result)) continue;
     if (result->is_view()) warn_of_view(unit);
     if (lives_on(*result) || inputs.has_unchanged(*result)) *result = result->view_as(*result);
     if (std::ranges::none_of(watched, [&](const auto& one) { return one.is_same(*result); }))

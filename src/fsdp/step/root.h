@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -62,7 +63,8 @@ struct ScheduleEntry final : UnitSchedule {
 //
 // It decides when a unit gathers, frees and reduces; docs/design/schedule.md draws it. All
 // decisions follow from the order of calls, which is the same on every rank, so collectives match
-// without talk. One thread a rank: a Root is not shared between threads.
+// without talk. One thread a rank: a Root is not shared between threads, but for the engine's: it
+// runs the hooks of results on the CPU and on a device at the same time.
 
 // One call of the outermost module: which units its graph went through, in the order their forwards
 // ended. Backward meets them in reverse. Kept alive by the graph's hooks.
@@ -179,6 +181,7 @@ class Root : public std::enable_shared_from_this<Root> {
   std::uint32_t reducing_backwards_ = 0;  // likewise, that reduced something
   std::uint32_t resets_ = 0;
   bool leaves_gradients_ = false;  // backwards did since the last that reduced those of all units
+  std::recursive_mutex backward_turn_;  // held by a hook; an optimizer in it may backward again
   bool in_backward_ = false;
   // The backward under way, while it lives: nobody tells when an exception has ended it.
   std::weak_ptr<const char> backward_;

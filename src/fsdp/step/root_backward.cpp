@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "comm/whereabouts.h"
@@ -54,6 +55,7 @@ void Root::begin_backward() {
 }
 
 void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
+  const std::lock_guard turn(backward_turn_);
   auto& entry = entry_of(unit);
   const Range range(unit, kRangePreBackward);
   tell("the backward", &unit);
@@ -79,6 +81,7 @@ void Root::prefetch_backward(const Unit& unit, const RangeName& name) {
 }
 
 void Root::after_backward(Unit& unit) {
+  const std::lock_guard turn(backward_turn_);
   auto& entry = entry_of(unit);
   if (unit.grad_state() != GradState::collecting) return;
   const Range range(unit, kRangePostBackward);
