@@ -2,6 +2,8 @@
 
 #include <re2/re2.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 
 #include "base/text.h"
@@ -14,9 +16,10 @@ namespace {
   throw Error(ErrorCode::invalid_argument, what);
 }
 
-RE2::Options options() {
+RE2::Options options(Expression::Letters letters) {
   RE2::Options made;
   made.set_log_errors(false);  // a library never prints
+  if (letters == Expression::Letters::bytes) made.set_encoding(RE2::Options::EncodingLatin1);
   return made;
 }
 
@@ -40,8 +43,8 @@ std::size_t next_letter(std::string_view text, std::size_t at) {
 
 }  // namespace
 
-Expression::Expression(const std::string& text)
-    : compiled_(std::make_unique<RE2>(text, options())) {
+Expression::Expression(const std::string& text, Letters letters)
+    : compiled_(std::make_unique<RE2>(text, options(letters))) {
   if (compiled_->ok()) return;
   std::string what = "'" + text + "' is no regular expression: " + compiled_->error();
   if (is_one_of(compiled_->error_code(), RE2::ErrorBadPerlOp, RE2::ErrorBadEscape)) {
@@ -116,6 +119,137 @@ std::string Expression::replaced(std::string_view text, const Replacement& by) c
   }
   made += text.substr(kept);
   return made;
+}
+
+namespace {
+
+using Codes = std::vector<std::uint32_t>;
+
+std::optional<Codes> codes_of(std::string_view text) {
+  Codes codes;
+  while (!text.empty()) {
+    const Rune rune = first_rune(text);
+    if (rune.length == 0 || is_surrogate(rune.code)) return std::nullopt;
+    codes.push_back(rune.code);
+    text.remove_prefix(rune.length);
+  }
+  return codes;
+}
+
+Codes bytes_of(std::string_view text) {
+  Codes codes;
+  for (const char byte : text) codes.push_back(static_cast<unsigned char>(byte));
+  return codes;
+}
+
+// Writes a glob as a regular expression, of which every character is a number.
+class GlobTranslator {
+ public:
+  GlobTranslator(const Codes& glob, Expression::Letters letters)
+      : glob_(glob), last_(letters == Expression::Letters::utf8 ? 0x10ffff : 0xff) {}
+
+  std::string run() && {
+    while (at_ < glob_.size()) {
+      const std::uint32_t code = glob_[at_++];
+      if (code == '*') {
+        made_ += ".*";
+      } else if (code == '?') {
+        made_ += '.';
+      } else if (code == '\\' && at_ == glob_.size()) {
+        made_ += nothing();
+      } else if (code == '\\') {
+        made_ += letter(glob_[at_++]);
+      } else if (code != '[' || !add_set()) {
+        made_ += letter(code);
+      }
+    }
+    return "(?s)" + made_;
+  }
+
+ private:
+  static std::string letter(std::uint32_t code) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    std::string hex;
+    for (; code > 0; code /= 16) hex.insert(hex.begin(), kDigits[code % 16]);
+    return "\\x{" + (hex.empty() ? "0" : hex) + "}";
+  }
+  [[nodiscard]] std::string nothing() const { return "[^" + letter(0) + "-" + letter(last_) + "]"; }
+
+  [[nodiscard]] bool is_at(std::size_t at, std::uint32_t code) const {
+    return at < glob_.size() && glob_[at] == code;
+  }
+
+  // "[:alpha:]" in a set; nothing where none stands.
+  std::string take_class(std::size_t& at) const {
+    constexpr std::array<std::string_view, 12> kNames{"alnum", "alpha", "blank", "cntrl",
+                                                      "digit", "graph", "lower", "print",
+                                                      "punct", "space", "upper", "xdigit"};
+    for (const std::string_view name : kNames) {
+      const std::string text = "[:" + std::string(name) + ":]";
+      if (at > glob_.size() || glob_.size() - at < text.size()) continue;
+      if (std::equal(text.begin(), text.end(), glob_.begin() + static_cast<std::ptrdiff_t>(at))) {
+        at += text.size();
+        return text;
+      }
+    }
+    return "";
+  }
+
+  // A character of a set, which may be behind `\`; nothing at the glob's end.
+  std::optional<std::uint32_t> take_member(std::size_t& at) const {
+    if (is_at(at, '\\')) ++at;
+    if (at >= glob_.size()) return std::nullopt;
+    return glob_[at++];
+  }
+
+  // What stands behind `[`. False: it has no end, and `[` is a character.
+  bool add_set() {
+    std::size_t at = at_;
+    const bool is_other = is_at(at, '!') || is_at(at, '^');
+    if (is_other) ++at;
+    std::string members;
+    for (bool is_first = true; is_first || !is_at(at, ']'); is_first = false) {
+      if (const std::string name = take_class(at); !name.empty()) {
+        members += name;
+        continue;
+      }
+      const auto from = take_member(at);
+      if (!from) return false;
+      auto to = from;
+      if (is_at(at, '-') && at + 1 < glob_.size() && glob_[at + 1] != ']') to = take_member(++at);
+      if (!to) return false;
+      if (*from <= *to) members += letter(*from) + "-" + letter(*to);
+    }
+    at_ = at + 1;
+    if (members.empty()) {
+      made_ += is_other ? "." : nothing();
+    } else {
+      made_ += (is_other ? "[^" : "[") + members + "]";
+    }
+    return true;
+  }
+
+  const Codes& glob_;
+  std::uint32_t last_;
+  std::size_t at_ = 0;
+  std::string made_;
+};
+
+std::optional<Expression> letters_of(std::string_view glob) {
+  const auto codes = codes_of(glob);
+  if (!codes) return std::nullopt;
+  return Expression(GlobTranslator(*codes, Expression::Letters::utf8).run());
+}
+
+}  // namespace
+
+Glob::Glob(std::string_view glob)
+    : letters_(letters_of(glob)),
+      bytes_(GlobTranslator(bytes_of(glob), Expression::Letters::bytes).run(),
+             Expression::Letters::bytes) {}
+
+bool Glob::fits(std::string_view text) const {
+  return letters_ && codes_of(text) ? letters_->matches(text) : bytes_.matches(text);
 }
 
 }  // namespace tessera

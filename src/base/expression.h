@@ -2,7 +2,9 @@
 // are, because a name in somebody's file may be made to take years otherwise.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,8 +19,10 @@ namespace tessera {
 // looking ahead or behind, and back-references. Any number of threads may use one.
 class Expression {
  public:
+  // The characters of pattern and texts. A text that is no UTF-8 matches nothing there.
+  enum class Letters : std::uint8_t { utf8, bytes };
   // Throws `invalid_argument` for what is no such expression, with what RE2 says of it.
-  explicit Expression(const std::string& text);
+  explicit Expression(const std::string& text, Letters letters = Letters::utf8);
   ~Expression();
   Expression(Expression&&) noexcept;
   Expression& operator=(Expression&&) noexcept;
@@ -43,6 +47,20 @@ class Expression {
 
  private:
   std::unique_ptr<re2::RE2> compiled_;
+};
+
+// A glob of the shell, over a whole text: `*` is any characters, `?` is one, `[a-c]` one of these,
+// `[!a-c]` or `[^a-c]` one of the others, and `\` takes away the meaning of what follows it.
+// Characters are those of UTF-8; in a text that is none, or for a glob that is none, they are
+// bytes.
+class Glob {
+ public:
+  explicit Glob(std::string_view glob);
+  [[nodiscard]] bool fits(std::string_view text) const;
+
+ private:
+  std::optional<Expression> letters_;  // empty for a glob that is no UTF-8
+  Expression bytes_;
 };
 
 }  // namespace tessera

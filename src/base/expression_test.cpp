@@ -1,6 +1,11 @@
 #include "base/expression.h"
 
+#include <fnmatch.h>
 #include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
 
 #include "tessera/error.h"
 
@@ -80,6 +85,49 @@ TEST(Expression, NoTextTakesForEver) {
   EXPECT_EQ(replaced(many + "!", "(a|a)*$", "b"), many + "!b");
   EXPECT_FALSE(Expression("(.*a){12}b").matches(many));
   EXPECT_FALSE(Expression("((a*)*)*b").matches(many));
+}
+
+TEST(Glob, CountsCharacters) {
+  EXPECT_TRUE(Glob("?.x").fits("\u00e9.x"));
+  EXPECT_TRUE(Glob("[\u00e9-\u00fc].x").fits("\u00f6.x"));
+  EXPECT_FALSE(Glob("?.x").fits("ab.x"));
+  EXPECT_TRUE(Glob("a*b").fits("a\nb"));
+  EXPECT_TRUE(Glob("[[:digit:]]").fits("7"));
+  // In what is no UTF-8 a byte is one.
+  EXPECT_TRUE(Glob("?.x").fits("\xe9.x"));
+  EXPECT_TRUE(Glob("\xe9*").fits("\xe9.x"));
+  EXPECT_FALSE(Glob("??.x").fits("\xe9.x"));
+}
+
+// ASCII alone: where characters are UTF-8's, glibc's takes bytes too (tests/cli/selections_test.py
+// has those). And without
+// "[." and "[=", which are collating symbols.
+TEST(Glob, GeneratedOnesFitWhatFnmatchFits) {
+  const std::vector<std::string> of_globs{
+      "a",    "b",  "0",     "[",     "]",    "!",    "^",     "-",           "*",      "?",
+      "\\",   "'",  "\"",    "\n",    "[ab]", "[!a]", "[a-c]", "[^b]",        "[]",     "[!]",
+      "[]a]", "[]", "[\\]]", "[b-a]", "[a-]", "\\[",  "\\*",   "[[:digit:]]", "[!'\"]", "_"};
+  const std::vector<std::string> of_names{"a", "b",  "0", "[",  "]",  "!", "^", "-",
+                                          "*", "\\", "'", "\"", "\n", "_", "c"};
+  std::mt19937 random(50);
+  const auto made_of = [&](const std::vector<std::string>& pieces, int most) {
+    std::string text;
+    for (int left = static_cast<int>(random() % static_cast<unsigned>(most)) + 1; left > 0; --left)
+      text += pieces[random() % pieces.size()];
+    return text;
+  };
+  int fitting = 0;
+  for (int round = 0; round < 500; ++round) {
+    const std::string glob = made_of(of_globs, 4);
+    const Glob compiled(glob);
+    for (int i = 0; i < 200; ++i) {
+      const std::string name = made_of(of_names, 4);
+      const bool expected = ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+      ASSERT_EQ(compiled.fits(name), expected) << "glob <" << glob << "> name <" << name << ">";
+      if (expected) ++fitting;
+    }
+  }
+  EXPECT_GT(fitting, 1000);
 }
 
 }  // namespace

@@ -122,13 +122,19 @@ void read_box(const Leaf& leaf, const Box& box, const std::function<void(ByteVie
   }
 }
 
+const Leaf* leaf_named(const Checkpoint& checkpoint, const std::string& name) {
+  if (const Leaf* leaf = checkpoint.find(name)) return leaf;
+  const auto printed = printed_name(name);
+  return printed ? checkpoint.find(*printed) : nullptr;
+}
+
 // "w[0]" can be a name of its own: then it is not a slice of "w".
 const Leaf& leaf_of(const Checkpoint& checkpoint, const std::string& name, std::string& slices) {
-  const Leaf* leaf = checkpoint.find(name);
+  const Leaf* leaf = leaf_named(checkpoint, name);
   const std::size_t open = name.rfind('[');
   if (leaf == nullptr && name.ends_with(']') && open != std::string::npos) {
     slices = name.substr(open);
-    leaf = checkpoint.find(name.substr(0, open));
+    leaf = leaf_named(checkpoint, name.substr(0, open));
   }
   if (leaf == nullptr) {
     throw Error(ErrorCode::not_found, "the checkpoint has no such tensor or value")

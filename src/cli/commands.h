@@ -41,6 +41,10 @@ void one_of(CLI::Option* option, const std::vector<std::string>& values);
 void add_open(CLI::App& command, OpenOptions& open);
 // As Checkpoint::open; an option that this checkpoint has no use for is `invalid_argument`.
 [[nodiscard]] Checkpoint opened(const std::string& path, const OpenOptions& options);
+// An option that may be repeated takes one value each time.
+CLI::Option* one_each(CLI::Option* option);
+// On standard error, for what a selection may not have meant.
+void print_notes(const std::vector<std::string>& notes);
 // The option --only of commands that look at a part.
 void add_only(CLI::App& command, std::vector<std::string>& only);
 // Leaves only what it selects in the checkpoint, and of the files only those that it lies in.

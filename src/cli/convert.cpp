@@ -192,9 +192,10 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
                           "model.safetensors"),
       names_of_targets());
   add_only(*command, options->convert.only);
-  command->add_option("--rename", options->convert.rename,
-                      "RE=>TO: replace matches of RE (RE2's syntax) in names by TO, in which \\1 "
-                      "and $1 are its first group; may be repeated");
+  one_each(command->add_option(
+      "--rename", options->convert.rename,
+      "RE=>TO: replace matches of RE (RE2's syntax) in names by TO, in which \\1 and $1 are its "
+      "first group; may be repeated"));
   one_of(command->add_option("--dtype", options->dtype,
                              "element type of all floating tensors; float8 and smaller stay as "
                              "they are, see --dequantize"),

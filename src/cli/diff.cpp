@@ -42,7 +42,7 @@ void print_document(const std::vector<Difference>& differences) {
 
 void print_lines(const std::vector<Difference>& differences) {
   for (const Difference& difference : differences) {
-    fmt::print("{:<8} {}  {}\n", to_string(difference.kind), printable(difference.name),
+    fmt::print("{:<8} {}  {}\n", to_string(difference.kind), printable_name(difference.name),
                printable(difference.text));
   }
 }
@@ -55,6 +55,7 @@ void keep_only_of_both(Checkpoint& a, Checkpoint& b, const std::vector<std::stri
   for (const std::string& key : of_a.unmatched) {
     if (lacking.contains(key)) (void)select(a.leaves, {key}, a.path);  // throws
   }
+  print_notes(of_a.notes.empty() ? of_b.notes : of_a.notes);
   a.leaves = std::move(of_a.leaves);
   b.leaves = std::move(of_b.leaves);
 }

@@ -43,7 +43,7 @@ std::size_t file_count(const Tensor& tensor) {
 // All but the last two, which need work.
 Row facts_of(const Leaf& leaf) {
   if (!leaf.value.is(Value::Kind::tensor)) {
-    return {printable(leaf.name),
+    return {printable_name(leaf.name),
             std::string(describe(leaf.value.kind())),
             render(leaf.value, 60),
             "",
@@ -51,7 +51,7 @@ Row facts_of(const Leaf& leaf) {
             ""};
   }
   const Tensor& tensor = leaf.value.as_tensor();
-  return {printable(leaf.name),
+  return {printable_name(leaf.name),
           std::string(to_string(tensor.dtype)),
           to_string(tensor.shape),
           std::to_string(byte_size(tensor.dtype, tensor.shape)),

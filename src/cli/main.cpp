@@ -74,14 +74,27 @@ Checkpoint opened(const std::string& path, const OpenOptions& options) {
 }
 
 void add_only(CLI::App& command, std::vector<std::string>& only) {
-  command.add_option(
+  one_each(command.add_option(
       "--only", only,
-      "model, optim, a name or its beginning before a dot, or a glob; may be repeated");
+      "a name, its beginning before a dot, or a glob, as ls prints it; model and optim are the "
+      "parts of a training, and in a file without such parts model is all but the optimizer's; "
+      "may be repeated"));
+}
+
+// CLI11 would take words behind the value too, and a value in brackets for a list.
+CLI::Option* one_each(CLI::Option* option) {
+  return option->allow_extra_args(false);
+}
+
+void print_notes(const std::vector<std::string>& notes) {
+  for (const std::string& text : notes) complain("note: " + text);
 }
 
 void keep_only(Checkpoint& checkpoint, const std::vector<std::string>& only) {
   if (only.empty()) return;
-  checkpoint.leaves = select(checkpoint.leaves, only, checkpoint.path);
+  Selection chosen = select(checkpoint.leaves, only, checkpoint.path);
+  print_notes(chosen.notes);
+  checkpoint.leaves = std::move(chosen.leaves);
   checkpoint.files.clear();  // those that tensors lie in are known by their pieces
 }
 

@@ -85,7 +85,8 @@ nlohmann::ordered_json json_of(const Leaf& leaf) {
 
 void print_tensor(const Leaf& leaf) {
   const Tensor& tensor = leaf.value.as_tensor();
-  fmt::print("{}  {} {}\n", printable(leaf.name), to_string(tensor.dtype), to_string(tensor.shape));
+  fmt::print("{}  {} {}\n", printable_name(leaf.name), to_string(tensor.dtype),
+             to_string(tensor.shape));
   for (const Piece& piece : tensor.pieces) {
     fmt::print("  {}  {}  {}  {}\n", drawn(piece.slice, tensor.shape), printable(owner_of(piece)),
                to_string(piece.slice), printable(file_of(piece)));
@@ -113,27 +114,23 @@ void print_files(const std::vector<const Leaf*>& leaves) {
   }
 }
 
-bool is_asked_for(const Leaf& leaf, const std::string& name) {
-  return leaf.value.is(Value::Kind::tensor) && (name.empty() || leaf.name == name);
-}
-
-// All tensors, or the one of this name.
-std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::string& name) {
+std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint) {
   std::vector<const Leaf*> leaves;
   for (const Leaf& leaf : checkpoint.leaves) {
-    if (is_asked_for(leaf, name)) leaves.push_back(&leaf);
-  }
-  if (leaves.empty() && !name.empty()) {
-    throw Error(ErrorCode::not_found, "the checkpoint has no such tensor")
-        .at_key(name)
-        .at_path(checkpoint.path);
+    if (leaf.value.is(Value::Kind::tensor)) leaves.push_back(&leaf);
   }
   return leaves;
 }
 
 int map(const MapArguments& options, const Common& common) {
-  const Checkpoint checkpoint = opened(options.path, options.open);
-  const std::vector<const Leaf*> leaves = tensors_of(checkpoint, options.name);
+  Checkpoint checkpoint = opened(options.path, options.open);
+  if (!options.name.empty()) keep_only(checkpoint, {options.name});
+  const std::vector<const Leaf*> leaves = tensors_of(checkpoint);
+  if (leaves.empty() && !options.name.empty()) {
+    throw Error(ErrorCode::not_found, "the checkpoint has no such tensor")
+        .at_key(options.name)
+        .at_path(checkpoint.path);
+  }
   if (common.json) {
     JsonRows rows;
     for (const Leaf* leaf : leaves) rows.add(json_of(*leaf));
@@ -161,9 +158,10 @@ void add_map(CLI::App& app, Common& common, Action& action) {
   CLI::App* command = app.add_subcommand("map", "Draws which rank and file holds which piece");
   command->footer(kMapExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
-  command->add_option("name", options->name, "one tensor only");
+  command->add_option("name", options->name, "tensors of this name only, as --only of ls");
   add_open(*command, options->open);
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return map(*options, common); }; });
 }

@@ -42,14 +42,15 @@ void append_hex(std::string& out, std::uint32_t code, unsigned digits) {
   while (digits-- > 0) out += kHex[(code >> (4 * digits)) & 15U];
 }
 
-void append_escape(std::string& out, std::uint32_t code) {
+// Codes below `short_end` have two digits.
+void append_escape(std::string& out, std::uint32_t code, std::uint32_t short_end = 0x100) {
   if (code == '\n') {
     out += "\\n";
   } else if (code == '\t') {
     out += "\\t";
   } else if (code == '\r') {
     out += "\\r";
-  } else if (code < 0x100) {
+  } else if (code < short_end) {
     out += "\\x";
     append_hex(out, code, 2);
   } else {
@@ -58,6 +59,10 @@ void append_escape(std::string& out, std::uint32_t code) {
   }
 }
 
+// The quote of a name: only backslashes get a backslash, and two digits are a byte that is no
+// UTF-8.
+constexpr char kOfNames = '\\';
+
 // `quote` (0: none) and backslashes get a backslash.
 bool needs_backslash(char first, char quote) {
   return quote != 0 && (first == quote || first == '\\');
@@ -65,7 +70,7 @@ bool needs_backslash(char first, char quote) {
 
 // `text` is one character with this code.
 void append_rune(std::string& out, std::string_view text, std::uint32_t code, char quote) {
-  if (obeyed(code)) return append_escape(out, code);
+  if (obeyed(code)) return append_escape(out, code, quote == kOfNames ? 0x80 : 0x100);
   if (needs_backslash(text.front(), quote)) out += '\\';
   out += text;
 }
@@ -307,10 +312,60 @@ std::string_view describe(Value::Kind kind) noexcept {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
+namespace {
+
+// What stands behind a backslash, taken off `rest`; false: printable_name() writes no such thing.
+bool take_escape(std::string_view& rest, std::string& name) {
+  if (rest.empty()) return false;
+  constexpr std::string_view kShort = "\\ntr", kMeant = "\\\n\t\r";
+  const char kind = rest.front();
+  rest.remove_prefix(1);
+  if (const std::size_t at = kShort.find(kind); at != std::string_view::npos) {
+    name += kMeant[at];
+    return true;
+  }
+  const std::size_t digits = kind == 'x' ? 2 : 4;
+  if (!is_one_of(kind, 'x', 'u') || rest.size() < digits) return false;
+  std::uint32_t code = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + digits, code, 16);
+  if (error != std::errc() || end != rest.data() + digits) return false;
+  rest.remove_prefix(digits);
+  if (kind == 'x') {
+    name += static_cast<char>(code);
+  } else {
+    append_utf8(name, code);
+  }
+  return true;
+}
+
+}  // namespace
+
 std::string printable(std::string_view text, std::size_t cap) {
   std::string out;
   if (!append_printable(out, text, cap, 0)) out += "...";
   return out;
+}
+
+std::string printable_name(std::string_view name, std::size_t cap) {
+  std::string out;
+  if (!append_printable(out, name, cap, kOfNames)) out += "...";
+  return out;
+}
+
+std::optional<std::string> printed_name(std::string_view text) {
+  if (text.find('\\') == std::string_view::npos) return std::nullopt;
+  std::string name;
+  for (std::string_view rest = text; !rest.empty();) {
+    if (rest.front() != '\\') {
+      name += rest.front();
+      rest.remove_prefix(1);
+      continue;
+    }
+    rest.remove_prefix(1);
+    if (!take_escape(rest, name)) return std::nullopt;
+  }
+  // There is one way to print a name.
+  return printable_name(name) == text ? std::optional(name) : std::nullopt;
 }
 
 std::string render(const Value& value, std::size_t cap) {

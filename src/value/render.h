@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,12 @@ namespace tessera {
 // `text` without anything that a terminal could obey: control characters, direction marks and bytes
 // that are not UTF-8 become escapes. Cut to about `cap` bytes, with "..." in the place of the rest.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t cap = 4096);
+
+// A name as the command prints it: printable, with two backslashes for one, so that no two names
+// look alike. Cut as above.
+[[nodiscard]] std::string printable_name(std::string_view name, std::size_t cap = 4096);
+// The name that is printed as `text` and differs from it; empty: there is none.
+[[nodiscard]] std::optional<std::string> printed_name(std::string_view text);
 
 // The value as Python would write it, printable, cut to about `cap` bytes. Work is bounded by
 // `cap`, not by the value.

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
+#include <set>
+#include <string>
 
 namespace tessera {
 namespace {
@@ -37,6 +40,34 @@ TEST(Render, NothingATerminalCouldObey) {
   EXPECT_EQ(printable("\xff\xc0\x80"), "\\xff\\xc0\\x80");
   EXPECT_EQ(printable("gr\xc3\xbc\xc3\x9f"), "gr\xc3\xbc\xc3\x9f");
   EXPECT_EQ(render(Value("it's\x1b")), "'it\\'s\\x1b'");
+}
+
+TEST(PrintedName, NoTwoNamesLookAlike) {
+  EXPECT_EQ(printable_name("a\nb"), "a\\nb");
+  EXPECT_EQ(printable_name("a\\nb"), "a\\\\nb");
+  EXPECT_EQ(printable_name("\xc2\x9b"), "\\u009b");
+  EXPECT_EQ(printable_name("\x9b"), "\\x9b");
+  EXPECT_EQ(printed_name("a\\nb"), "a\nb");
+  // What no name is printed as.
+  for (const char* text : {"a\\", "\\q", "\\x4", "\\x41", "\\u0041", "\\u00", "plain"})
+    EXPECT_EQ(printed_name(text), std::nullopt) << text;
+}
+
+TEST(PrintedName, IsReadBack) {
+  const std::vector<std::string> pieces{
+      "a",        "\\",   "n",    "x", "u", "9b",           "\n",     "\t", "\x1b",
+      "\xc2\x9b", "\x9b", "\xff", "'", "[", "\xe2\x80\xae", "\u00e9", "0",  "\xed\xa0\x80"};
+  std::mt19937 random(50);
+  std::set<std::string> names, printed;
+  for (int round = 0; round < 2000; ++round) {
+    std::string name;
+    for (unsigned left = random() % 6; left > 0; --left) name += pieces[random() % pieces.size()];
+    const std::string text = printable_name(name);
+    EXPECT_EQ(text == name ? name : printed_name(text), name) << text;
+    names.insert(name);
+    printed.insert(text);
+  }
+  EXPECT_EQ(names.size(), printed.size());
 }
 
 TEST(Render, IsCut) {

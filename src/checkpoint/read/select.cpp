@@ -1,7 +1,5 @@
 #include "checkpoint/read/select.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <array>
 #include <map>
@@ -39,17 +37,23 @@ bool Choice::add_from(std::string_view first, const Fits& fits) {
 
 bool Choice::add(const std::string& key) {
   sort_names();
-  const bool there = add_from(key, [&key](std::string_view name) { return name == key; });
-  const std::string below = key + ".";
+  if (add_named(key)) return true;
+  const auto printed = printed_name(key);
+  return (printed && add_named(*printed)) || add_glob(key);
+}
+
+bool Choice::add_named(const std::string& name) {
+  const bool there = add_from(name, [&name](std::string_view other) { return other == name; });
+  const std::string below = name + ".";
   const bool above =
-      add_from(below, [&below](std::string_view name) { return name.starts_with(below); });
-  return there || above || add_glob(key);
+      add_from(below, [&below](std::string_view other) { return other.starts_with(below); });
+  return there || above;
 }
 
 bool Choice::add_glob(const std::string& glob) {
   if (glob.find_first_of("*?[") == std::string::npos) return false;
-  return add_if(
-      [&glob](const Leaf& leaf) { return ::fnmatch(glob.c_str(), leaf.name.c_str(), 0) == 0; });
+  const Glob compiled(glob);
+  return add_if([&compiled](const Leaf& leaf) { return compiled.fits(leaf.name); });
 }
 
 namespace {
@@ -83,7 +87,7 @@ std::string meant(const std::string& key, const std::vector<Leaf>& leaves) {
 void refuse_key(const std::string& key, const std::vector<Leaf>& leaves, const std::string& path) {
   std::string what = "the checkpoint has no such key and none that begins with it";
   if (const std::string other = meant(key, leaves); !other.empty())
-    what += ", did you mean '" + printable(other) + "'?";
+    what += ", did you mean '" + printable_name(other) + "'?";
   throw Error(ErrorCode::not_found, what).at_key(printable(key)).at_path(path);
 }
 
@@ -106,11 +110,30 @@ bool is_model_state(const Leaf& leaf, bool named) {
   return named ? has_step(leaf, kNames) : !is_optimizer_state(leaf);
 }
 
-bool add(Choice& choice, const std::vector<Leaf>& leaves, const std::string& key) {
+// A file of a model alone may have names that begin with "model." and others beside them.
+std::string note_of_unnamed_model(const std::vector<Leaf>& leaves) {
+  const auto is_below = [](const Leaf& leaf) { return leaf.name.starts_with("model."); };
+  const auto is_other = [&](const Leaf& leaf) {
+    return !is_below(leaf) && !is_optimizer_state(leaf);
+  };
+  const auto others = std::ranges::count_if(leaves, is_other);
+  if (others == 0 || std::ranges::none_of(leaves, is_below)) return "";
+  return "no part of the checkpoint is called model, so 'model' is all that is no optimizer's, " +
+         std::to_string(others) +
+         (others == 1 ? " name that does not begin" : " names that do not begin") +
+         " with 'model.' among it; 'model.*' is those that do";
+}
+
+// Returns whether the key adds any; what it may not have meant goes into `notes`.
+bool add(Choice& choice, const std::vector<Leaf>& leaves, const std::string& key,
+         std::vector<std::string>& notes) {
   if (key == "optim") return choice.add_if(is_optimizer_state);
   if (key != "model") return choice.add(key);
   const bool is_named =
       std::ranges::any_of(leaves, [](const Leaf& leaf) { return is_model_state(leaf, true); });
+  if (!is_named) {
+    if (std::string note = note_of_unnamed_model(leaves); !note.empty()) notes.push_back(note);
+  }
   return choice.add_if([=](const Leaf& leaf) { return is_model_state(leaf, is_named); });
 }
 
@@ -234,11 +257,11 @@ bool is_optimizer_state(const Leaf& leaf) {
 
 Selection select_what_is_there(const std::vector<Leaf>& leaves,
                                const std::vector<std::string>& only) {
-  if (only.empty()) return {leaves, {}};
+  if (only.empty()) return {leaves, {}, {}};
   Selection chosen;
   Choice choice(leaves);
   for (const std::string& key : only) {
-    if (!add(choice, leaves, key)) chosen.unmatched.push_back(key);
+    if (!add(choice, leaves, key, chosen.notes)) chosen.unmatched.push_back(key);
   }
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     if (choice.has(i)) chosen.leaves.push_back(leaves[i]);
@@ -246,11 +269,11 @@ Selection select_what_is_there(const std::vector<Leaf>& leaves,
   return chosen;
 }
 
-std::vector<Leaf> select(const std::vector<Leaf>& leaves, const std::vector<std::string>& only,
-                         const std::string& path) {
+Selection select(const std::vector<Leaf>& leaves, const std::vector<std::string>& only,
+                 const std::string& path) {
   Selection chosen = select_what_is_there(leaves, only);
   if (!chosen.unmatched.empty()) refuse_key(chosen.unmatched.front(), leaves, path);
-  return std::move(chosen.leaves);
+  return chosen;
 }
 
 void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {

@@ -18,7 +18,8 @@ class Choice {
   explicit Choice(const std::vector<Leaf>& leaves);  // they outlive this
 
   // Adds the leaf of that name, and those whose names begin with `key` and a dot; if there are
-  // none, those whose names the glob fits. Returns whether there are any.
+  // none, those of the name that is printed as `key`; if there are none, those whose names the glob
+  // fits. Returns whether there are any.
   bool add(const std::string& key);
   // Adds those that fit, and returns whether there are any.
   template <typename Fits>
@@ -37,6 +38,7 @@ class Choice {
   void sort_names();
   template <typename Fits>
   bool add_from(std::string_view first, const Fits& fits);
+  bool add_named(const std::string& name);
   bool add_glob(const std::string& glob);
 
   const std::vector<Leaf>& leaves_;
@@ -55,17 +57,17 @@ namespace tessera {
 
 // Changes of a conversion to the list of leaves before any byte is read.
 
+struct Selection {
+  std::vector<Leaf> leaves;
+  std::vector<std::string> unmatched;  // keys that select nothing
+  std::vector<std::string> notes;      // what a key may not have meant
+};
 // The leaves that one of `only` selects; all when it is empty. "model" and "optim" select the
 // model's and the optimizer's state, anything else is a key as in Checkpoint::only. Throws
 // `not_found` for one that selects nothing; `path` is the checkpoint's.
-[[nodiscard]] std::vector<Leaf> select(const std::vector<Leaf>& leaves,
-                                       const std::vector<std::string>& only,
-                                       const std::string& path);
-// The same, and the keys that select nothing instead of an error.
-struct Selection {
-  std::vector<Leaf> leaves;
-  std::vector<std::string> unmatched;
-};
+[[nodiscard]] Selection select(const std::vector<Leaf>& leaves,
+                               const std::vector<std::string>& only, const std::string& path);
+// The same without an error.
 [[nodiscard]] Selection select_what_is_there(const std::vector<Leaf>& leaves,
                                              const std::vector<std::string>& only);
 

@@ -4,6 +4,7 @@
 
 #include "checkpoint/read/cast.h"
 #include "checkpoint/test_support.h"
+#include "value/render.h"
 
 namespace tessera {
 
@@ -28,7 +29,7 @@ TEST(Select, PartsOfATrainingState) {
                                     leaf({"app", "optim", "state", "w", "exp_avg"}),
                                     leaf({"app", "step"})};
   const auto chosen = [&](const std::vector<std::string>& only) {
-    return names(select(leaves, only, "c"));
+    return names(select(leaves, only, "c").leaves);
   };
   EXPECT_EQ(chosen({}).size(), 3U);
   EXPECT_EQ(chosen({"model"}), std::vector<std::string>{"app.model.w"});
@@ -51,8 +52,33 @@ TEST(Select, PartsOfATrainingState) {
                  "mean 'app.model'? [c, key 'app.modle']");
   }
   // A file that is a model.
-  EXPECT_EQ(names(select({leaf({"h.0.w"}), leaf({"h.0.w.exp_avg"})}, {"model"}, "c")),
-            std::vector<std::string>{"h.0.w"});
+  const Selection file = select({leaf({"h.0.w"}), leaf({"h.0.w.exp_avg"})}, {"model"}, "c");
+  EXPECT_EQ(names(file.leaves), std::vector<std::string>{"h.0.w"});
+  EXPECT_TRUE(file.notes.empty());
+}
+
+TEST(Select, SaysThatAModelOfAFileIsMoreThanItsNamesSay) {
+  const std::vector<Leaf> leaves = {leaf({"model.w"}), leaf({"lm_head"}), leaf({"bias"})};
+  const Selection all = select(leaves, {"model"}, "c");
+  EXPECT_EQ(all.leaves.size(), 3U);
+  ASSERT_EQ(all.notes.size(), 1U);
+  EXPECT_NE(all.notes[0].find("2 names that do not begin with 'model.'"), std::string::npos)
+      << all.notes[0];
+  EXPECT_TRUE(select(leaves, {"model.*"}, "c").notes.empty());
+}
+
+TEST(Select, WhatIsPrintedSelects) {
+  const std::vector<std::string> all = {
+    "['a']['b']", "a\nb",
+    "a
+    b ", "[ab] ", " a ", "\x41 ", " A ", " w "};
+    std::vector<Leaf>
+        leaves;
+  for (const std::string& name : all) leaves.push_back(leaf({name}));
+  for (const std::string& name : all) {
+    EXPECT_EQ(names(select(leaves, {printable_name(name)}, "c").leaves),
+              std::vector<std::string>{name});
+  }
 }
 
 TEST(Rename, RulesApplyInOrderAndKeepTheTree) {

@@ -103,7 +103,9 @@ std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptio
     for (const std::string& state : number_state(leaves))
       notes.push_back("the keys of " + state + " are numbers again, as its param_groups have them");
   }
-  leaves = select(leaves, options.only, checkpoint.path);
+  Selection chosen = select(leaves, options.only, checkpoint.path);
+  leaves = std::move(chosen.leaves);
+  notes.insert(notes.end(), chosen.notes.begin(), chosen.notes.end());
   rename(leaves, options.rename);
   if (options.dtype) convert_floating(leaves, *options.dtype);
   return leaves;

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""What --only, --rename and names on the command line select.
+
+    selections_test.py TESSERA GOLDEN_DIRECTORY
+"""
+import fnmatch
+import json
+import os
+import pathlib
+import random
+import sys
+import unittest
+
+from made import Case, tessera, write_safetensors
+
+# Names that look like lists, globs and escapes.
+ODD = ["a", "ab", "x0", "[ab]", "[a,x0]", "['a']['b']", "w[0]", "é.x", "ü", "q'\"", "a\nb", "a\\nb", "tab\there", "\x1b[31m", "*",
+       "a?", "a-b", "\u0085", "-x", " space "]
+
+
+class Selections(Case):
+    def file_of(self, names, name="names.safetensors"):
+        return write_safetensors(self.work / name, {key: ("U8", [1], b"x") for key in names})
+
+    def listed(self, path, *arguments):
+        done = tessera("ls", path, "--json", *arguments)
+        self.assertEqual(done.returncode, 0, (arguments, done.stderr))
+        return sorted(row["name"] for row in json.loads(done.stdout))
+
+    def test_a_value_in_brackets_is_no_list(self):
+        source = self.file_of(["a", "ab", "x0", "b"])
+        self.assertEqual(self.listed(source, "--only", "[ab]"), ["a", "b"])
+        self.assertEqual(self.listed(source, "--only", "[a,x]*"), ["a", "ab", "x0"])
+        target = self.work / "renamed.safetensors"
+        done = tessera("convert", source, target, "--rename", "[0-9]=>[n]", "--rename", "[b]=>c")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.listed(target), ["a", "ac", "c", "x[n]"])
+
+    def test_an_option_takes_one_value(self):
+        source = self.file_of(["a", "b", "c"])
+        before = tessera("ls", "--only", "a", source, "--json")
+        self.assertEqual((before.returncode, before.stderr), (0, ""))
+        self.assertEqual([row["name"] for row in json.loads(before.stdout)], ["a"])
+        self.assertEqual(self.listed(source, "--only", "a", "--only", "c"), ["a", "c"])
+        target = self.work / "t.safetensors"
+        done = tessera("convert", "--rename", "a=>d", "--only", "a", source, target)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.listed(target), ["d"])
+        for verb in (["diff", "--only", "a", source, source], ["verify", "--only", "a", source]):
+            self.assertEqual(tessera(*verb).returncode, 0)
+
+    def test_characters_are_not_bytes(self):
+        source = self.file_of(["é.x", "ab.x", "ö"])
+        self.assertEqual(self.listed(source, "--only", "?.x"), ["é.x"])
+        self.assertEqual(self.listed(source, "--only", "[à-ü]"), ["ö"])
+
+    def printed(self, source):
+        """Name -> what ls prints of it."""
+        head, *lines = tessera("ls", source).stdout.splitlines()
+        width = head.index("dtype") - 2
+        names = [row["name"] for row in json.loads(tessera("ls", source, "--json").stdout)]
+        # Columns are padded by spaces, which end one name too.
+        return {name: line[:width].rstrip() + " " * (name.endswith(" ")) for name, line in zip(names, lines, strict=True)}
+
+    def test_what_ls_prints_selects_in_every_verb(self):
+        source = self.file_of(ODD)
+        texts = self.printed(source)
+        self.assertEqual(sorted(texts), sorted(ODD))
+        self.assertEqual(len(set(texts.values())), len(ODD))
+        other = self.work / "other.safetensors"
+        for number, (name, text) in enumerate(texts.items()):
+            with self.subTest(name=name, text=text):
+                self.assertEqual(self.listed(source, f"--only={text}"), [name])
+                self.assertEqual(json.loads(tessera("cat", "--json", source, "--", text).stdout)["name"], name)
+                (row,) = json.loads(tessera("map", "--json", source, "--", text).stdout)
+                self.assertEqual(row["name"], name)
+                self.assertEqual(json.loads(tessera("verify", source, f"--only={text}", "--json").stdout)["tensors"], 1)
+                self.assertEqual(tessera("convert", source, other, "--overwrite", f"--only={text}").returncode, 0)
+                self.assertEqual(self.listed(other), [name])
+                self.assertEqual(tessera("diff", source, other, f"--only={text}").returncode, 0)
+
+    def test_map_takes_a_glob(self):
+        source = self.file_of(["h.0.w", "h.0.b", "h.1.w"])
+        self.assertEqual([row["name"] for row in json.loads(tessera("map", source, "h.*.w", "--json").stdout)], ["h.0.w", "h.1.w"])
+        self.refused("not_found", "map", source, "g.*")
+
+    def test_model_of_a_file_without_parts(self):
+        source = self.file_of(["model.w", "model.b", "lm_head"])
+        done = tessera("ls", source, "--only", "model", "--json")
+        self.assertEqual(len(json.loads(done.stdout)), 3)
+        self.assertIn("note: no part of the checkpoint is called model", done.stderr)
+        self.assertIn("1 name that does not begin with 'model.'", done.stderr)
+        converted = json.loads(tessera("convert", source, self.work / "m.safetensors", "--only", "model", "--json").stdout)
+        self.assertEqual(len(converted["notes"]), 1)
+        self.assertEqual(self.listed(source, "--only", "model.*"), ["model.b", "model.w"])
+        self.assertEqual(tessera("ls", self.dcp, "--only", "model").stderr, "")
+
+    def test_generated_globs_select_what_fnmatch_selects(self):
+        """By characters, as Python's does: sets of characters without '^' and '\\', which mean more in a shell."""
+        chance = random.Random(50)
+        pieces = ["a", "b", "c", "é", "ü", "0", "[", "]", "!", "-", "'", '"', "\n", ".", "_"]
+        names = sorted({"".join(chance.choices(pieces, k=chance.randint(1, 5))) for _ in range(300)})
+        source = self.file_of(names)
+        of_globs = [*pieces, "*", "?", "*", "?", "[ab]", "[!a]", "[a-c]", "[à-ü]", "[]a]", "[!]]", "['\"]", "[\n.]", "[c-a]"]
+        selected = 0
+        for _ in range(500):
+            glob = "".join(chance.choices(of_globs, k=chance.randint(1, 4)))
+            expected = [name for name in names if name == glob or name.startswith(glob + ".")]
+            if not expected and set(glob) & set("*?["):
+                expected = [name for name in names if fnmatch.fnmatchcase(name, glob)]
+            done = tessera("ls", source, "--json", f"--only={glob}")
+            found = sorted(row["name"] for row in json.loads(done.stdout)) if done.returncode == 0 else []
+            self.assertEqual(found, expected, (glob, done.stderr))
+            self.assertEqual(done.returncode, 0 if expected else 3)
+            selected += len(expected)
+        self.assertGreater(selected, 1000)
+
+
+if __name__ == "__main__":
+    Case.command, Case.golden = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
