@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -68,7 +69,15 @@ struct Difference {
   enum class Kind : std::uint8_t { missing, extra, shape, dtype, value, type };
   Kind kind;
   std::string name;
-  std::string text;  // both sides; for values: largest difference and first index
+  std::string text;  // both sides; for elements of tensors their number, the first, the largest
+  // Of `value`, where tensors of one shape and dtype have different elements.
+  struct Elements {
+    std::int64_t different = 0;
+    std::int64_t all = 0;
+    Shape first;                        // the index of the first one that differs
+    std::optional<Value> largest = {};  // difference, an integer or a real; none for other dtypes
+  };
+  std::optional<Elements> elements = {};
 };
 [[nodiscard]] std::string_view to_string(Difference::Kind kind) noexcept;
 

@@ -33,9 +33,15 @@ bool leaves_out_modules(const Checkpoint& checkpoint, const OpenOptions& how) {
 void print_document(const std::vector<Difference>& differences) {
   auto list = nlohmann::ordered_json::array();
   for (const Difference& difference : differences) {
-    list.push_back({{"kind", to_string(difference.kind)},
-                    {"name", difference.name},
-                    {"text", difference.text}});
+    nlohmann::ordered_json row{
+        {"kind", to_string(difference.kind)}, {"name", difference.name}, {"text", difference.text}};
+    if (const auto& elements = difference.elements) {
+      row["different"] = elements->different;
+      row["elements"] = elements->all;
+      row["first"] = elements->first;
+      if (elements->largest) row["largest_difference"] = json_of(*elements->largest, 1);
+    }
+    list.push_back(std::move(row));
   }
   print_json(list);
 }

@@ -67,6 +67,25 @@ class Answers(unittest.TestCase):
 
     # Values ----------------------------------------------------------------------------------------
 
+    def test_diff_prints_numbers_as_they_are(self):
+        for dtype, code, x, y, text, largest in (
+                ("F64", "d", 1.0, 1.0 + 1e-9, "largest difference 1e-09", (1.0 + 1e-9) - 1.0),
+                ("F64", "d", 0.0, -0.0, "equal as numbers: 0.0 and -0.0", 0.0),
+                ("F64", "d", 1e30, 2e30, "largest difference 1e+30", 1e30),
+                ("F32", "f", float("nan"), 1.0, "largest difference nan", "nan"),
+                ("I64", "q", 2**62, 2**62 + 1, "largest difference 1", 1),
+                ("I64", "q", -2**63, 2**63 - 1, "largest difference 18446744073709551615", "18446744073709551615"),
+                ("I8", "b", -128, 127, "largest difference 255", 255),
+                ("U64", "Q", 0, 2**64 - 1, "largest difference 18446744073709551615", "18446744073709551615")):
+            a, b = (self.safetensors(f"{name}.safetensors", {"w": (dtype, [2, 3], struct.pack(f"<6{code}", 0, 0, 0, 0, 0, last))})
+                    for name, last in (("a", x), ("b", y)))
+            done = tessera("diff", a, b)
+            self.assertEqual((done.returncode, done.stdout), (1, f"value    w  1 of 6 elements differ, first at [1, 2], {text}\n"))
+            (row,) = answer("diff", a, b)
+            self.assertEqual((row["different"], row["elements"], row["first"], row["largest_difference"]), (1, 6, [1, 2], largest))
+        a, b = (self.safetensors(f"{name}.safetensors", {"w": ("F32", [], struct.pack("<f", value))}) for name, value in (("a", 1), ("b", 2)))
+        self.assertIn("first at [], largest difference 1\n", tessera("diff", a, b).stdout)
+
     def test_complex_numbers_as_python_writes_them(self):
         source = self.safetensors("c.safetensors", {"c": ("C64", [4], struct.pack(
             "<8f", 1, 2, -0.0, -1.5, math.nan, math.inf, 0.1, -0.0))})

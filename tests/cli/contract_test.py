@@ -28,6 +28,8 @@ def answers(work):
     shutil.copytree(GOLDEN / "checkpoints/c2", other)
     damaged = work / "damaged.safetensors"
     damaged.write_bytes((GOLDEN / "dtypes.safetensors").read_bytes()[:-1])
+    changed = work / "changed.safetensors"
+    changed.write_bytes((GOLDEN / "dtypes.safetensors").read_bytes()[:-1] + b"\x55")
     olmo = work / "olmo"
     shutil.copytree(GOLDEN / "checkpoints/fsdp1_uop0_ws2_legacy", olmo)
     return {
@@ -37,6 +39,7 @@ def answers(work):
         "verify": ["verify", dcp],
         "scan": ["scan", dcp],
         "diff": ["diff", dcp, GOLDEN / "dtypes.safetensors"],
+        "diff of values": ["diff", changed, GOLDEN / "dtypes.safetensors"],
         "diff of equals": ["diff", dcp, other],
         "convert": ["convert", dcp, work / "converted.pt"],
         "seal": ["seal", dcp],

@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 
+#include "base/text.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
@@ -26,31 +29,59 @@ struct Side {
   StorageChecks& checks;
 };
 
+using Elements = Difference::Elements;
+
+// An integer of `size` bytes, sign-extended.
+std::uint64_t integer_at(const std::byte* element, std::size_t size, bool is_signed) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, element, size);
+  const std::size_t unused = 64 - 8 * size;
+  bits <<= unused;
+  return is_signed ? static_cast<std::uint64_t>(static_cast<std::int64_t>(bits) >> unused)
+                   : bits >> unused;
+}
+
 // The elements in which two tensors differ, and how much.
 class Differences {
  public:
   explicit Differences(DType dtype)
-      : dtype_(dtype), size_(size_of(dtype)), numeric_(can_cast(dtype, DType::float64)) {}
+      : dtype_(dtype),
+        size_(size_of(dtype)),
+        is_numeric_(can_cast(dtype, DType::float64)),
+        is_integer_(is_numeric_ && !info(dtype).floating),
+        is_signed_(is_one_of(dtype, DType::int8, DType::int16, DType::int32, DType::int64)) {}
 
   // Element number i.
   void compare(const std::byte* x, const std::byte* y, std::int64_t i) {
     if (std::memcmp(x, y, size_) == 0) return;
     if (count_++ == 0) first_ = i;
-    if (!numeric_) return;
-    const double distance = std::abs(number(x) - number(y));
-    if (!(distance <= largest_)) largest_ = distance;  // NaN is the largest of all
+    if (is_integer_) {
+      largest_integer_ = std::max(largest_integer_, distance(x, y));
+    } else if (is_numeric_) {
+      const double distance = std::abs(number(x) - number(y));
+      if (!(distance <= largest_)) largest_ = distance;  // NaN is the largest of all
+    }
   }
 
-  // Empty when there are none.
-  [[nodiscard]] std::string text(std::int64_t elements) const {
-    if (count_ == 0) return "";
-    std::string text = std::to_string(count_) + " of " + std::to_string(elements) +
-                       " elements differ, first at " + std::to_string(first_);
-    if (numeric_) text += ", largest difference " + std::to_string(largest_);
-    return text;
+  // None: there are no differences.
+  [[nodiscard]] std::optional<Elements> found(const Shape& shape) const {
+    if (count_ == 0) return std::nullopt;
+    Elements made{.different = count_, .all = numel(shape), .first = Shape(shape.size())};
+    std::int64_t rest = first_;
+    for (std::size_t d = shape.size(); d-- > 0; rest /= shape[d]) made.first[d] = rest % shape[d];
+    if (is_integer_) made.largest = Value(largest_integer_);
+    if (is_numeric_ && !is_integer_) made.largest = Value(largest_);
+    return made;
   }
 
  private:
+  [[nodiscard]] std::uint64_t distance(const std::byte* x, const std::byte* y) const {
+    const std::uint64_t a = integer_at(x, size_, is_signed_);
+    const std::uint64_t b = integer_at(y, size_, is_signed_);
+    const bool is_less =
+        is_signed_ ? static_cast<std::int64_t>(a) < static_cast<std::int64_t>(b) : a < b;
+    return is_less ? b - a : a - b;
+  }
   [[nodiscard]] double number(const std::byte* element) const {
     double value = 0;
     cast(dtype_, element, DType::float64, reinterpret_cast<std::byte*>(&value), 1);
@@ -59,14 +90,32 @@ class Differences {
 
   DType dtype_;
   std::size_t size_;
-  bool numeric_;
+  bool is_numeric_, is_integer_, is_signed_;
   std::int64_t first_ = 0;
   std::int64_t count_ = 0;
+  std::uint64_t largest_integer_ = 0;
   double largest_ = 0;
 };
 
-// The difference of two tensors of one shape and dtype; empty: nothing, bit for bit.
-std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
+// Reals as "%g" writes them: nobody looks for the seventeenth digit.
+std::string text_of(const Value& number) {
+  if (!number.is(Value::Kind::real)) return render(number);
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%g", number.as_real());
+  return text.data();
+}
+
+std::string text_of(const Elements& elements) {
+  std::string text = std::to_string(elements.different) + " of " + std::to_string(elements.all) +
+                     " elements differ, first at " + to_string(elements.first);
+  if (!elements.largest) return text;
+  const bool is_zero = elements.largest->is(Value::Kind::real) && elements.largest->as_real() == 0;
+  return text + (is_zero ? ", equal as numbers: 0.0 and -0.0"
+                         : ", largest difference " + text_of(*elements.largest));
+}
+
+// The difference of two tensors of one shape and dtype; none, if they are equal bit for bit.
+std::optional<Elements> compare_elements(const Side& a, const Side& b, Meter& meter) {
   const Tensor& tensor = a.tensor;
   const std::size_t element = size_of(tensor.dtype);
   const std::int64_t count = numel(tensor.shape);
@@ -92,7 +141,7 @@ std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
   }
   reader_a.hand_over(a.checks);
   reader_b.hand_over(b.checks);
-  return differences.text(count);
+  return differences.found(tensor.shape);
 }
 
 bool are_tensors(const Leaf& a, const Leaf& b) {
@@ -153,7 +202,7 @@ class Diff {
   using Kind = Difference::Kind;
 
   void add(Kind kind, const std::string& name, std::string text) {
-    differences_.push_back({kind, name, std::move(text)});
+    differences_.push_back({kind, name, std::move(text), {}});
   }
 
   // `leaf` is one of the first checkpoint's.
@@ -179,25 +228,26 @@ class Diff {
       return add(Kind::dtype, a.name,
                  std::string(to_string(x.dtype)) + " / " + std::string(to_string(y.dtype)));
     }
-    const std::string text = differing_elements(a, x, b, y);
-    if (!text.empty()) add(Kind::value, a.name, text);
+    if (const auto elements = differing_elements(a, x, b, y))
+      differences_.push_back({Kind::value, a.name, text_of(*elements), elements});
   }
 
   // Tuples and objects may hold tensors.
   void compare_values(const Leaf& a, const Leaf& b) {
-    std::string text;
+    std::optional<Elements> elements;
     const bool equal = equal_with_elements(a.value, b.value, [&](const Tensor& x, const Tensor& y) {
-      text = differing_elements(a, x, b, y);
-      return text.empty();
+      elements = differing_elements(a, x, b, y);
+      return !elements;
     });
     if (equal) return;
-    if (!text.empty()) return add(Kind::value, a.name, "a tensor in it: " + text);
+    if (elements) return add(Kind::value, a.name, "a tensor in it: " + text_of(*elements));
     const Kind kind = a.value.kind() == b.value.kind() ? Kind::value : Kind::type;
     add(kind, a.name, render(a.value) + " / " + render(b.value));
   }
 
-  // The difference of the leaves' tensors x and y, which have one shape and dtype; empty: none.
-  std::string differing_elements(const Leaf& a, const Tensor& x, const Leaf& b, const Tensor& y) {
+  // The difference of the leaves' tensors x and y, which have one shape and dtype.
+  std::optional<Elements> differing_elements(const Leaf& a, const Tensor& x, const Leaf& b,
+                                             const Tensor& y) {
     return compare_elements({x, a.name, checks_a_}, {y, b.name, checks_b_}, meter_);
   }
 
