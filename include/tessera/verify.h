@@ -21,7 +21,9 @@ namespace [[gnu::visibility("default")]] tessera {
 
 struct Finding {
   ErrorCode code;
-  std::string text;
+  std::string text;  // all of `error`, as its what()
+  Error error;
+  explicit Finding(Error what) : code(what.code()), text(what.what()), error(std::move(what)) {}
 };
 
 struct VerifyReport {
@@ -29,6 +31,9 @@ struct VerifyReport {
   std::uint64_t tensors = 0;
   std::uint64_t bytes = 0;            // checked by a checksum
   std::uint64_t bytes_unchecked = 0;  // no checksum in the format
+  // The reason why nobody can say whether all is well: nothing is wrong but what could not be read
+  // for want of rights, descriptors or an answer, or there is no checkpoint. Null: it can be said.
+  [[nodiscard]] const Error* obstacle() const noexcept;
 };
 
 struct VerifyOptions {

@@ -172,14 +172,18 @@ nlohmann::ordered_json element_json(DType dtype, const std::byte* at) {
   return std::isfinite(value) ? Json(value) : Json(text);
 }
 
-nlohmann::ordered_json json_of(const Error& error) {
+nlohmann::ordered_json facts_of(const Error& error) {
   Json facts = Json::object();
   facts["code"] = to_string(error.code());
   facts["message"] = error.message();
   if (!error.path().empty()) facts["path"] = error.path();
   if (!error.key().empty()) facts["key"] = error.key();
   if (error.offset()) facts["offset"] = *error.offset();
-  return {{"error", std::move(facts)}};
+  return facts;
+}
+
+nlohmann::ordered_json json_of(const Error& error) {
+  return {{"error", facts_of(error)}};
 }
 
 void print_json(const nlohmann::ordered_json& json, int indent) {

@@ -24,7 +24,9 @@ namespace tessera::cli {
 // The same as JSON: true, -0.0, "inf", "1+2j".
 [[nodiscard]] nlohmann::ordered_json element_json(DType dtype, const std::byte* at);
 
-// {"error": {"code", "message", "path", "key", "offset"}}; the last three where they are known.
+// {"code", "message", "path", "key", "offset"}; the last three where they are known.
+[[nodiscard]] nlohmann::ordered_json facts_of(const Error& error);
+// {"error": these facts}
 [[nodiscard]] nlohmann::ordered_json json_of(const Error& error);
 
 // The document as --json prints it, on standard output; bytes that are no UTF-8 are replaced.

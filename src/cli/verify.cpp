@@ -24,11 +24,6 @@ struct VerifyArguments {
   OpenOptions open;
 };
 
-// Nothing to verify is "could not", not "no".
-bool is_absence(const VerifyReport& report) {
-  return report.findings.size() == 1 && report.findings[0].code == ErrorCode::not_found;
-}
-
 VerifyReport verify_part(const VerifyArguments& options, const ProgressHook& progress) {
   const VerifyOptions how{.threads = options.threads, .progress = progress};
   const bool is_plain = !options.open.part && !options.open.raw;
@@ -47,7 +42,10 @@ void print_document(const VerifyReport& report) {
   json["bytes_without_checksum"] = report.bytes_unchecked;
   json["findings"] = nlohmann::ordered_json::array();
   for (const Finding& finding : report.findings) {
-    json["findings"].push_back({{"code", to_string(finding.code)}, {"text", finding.text}});
+    nlohmann::ordered_json row{{"code", to_string(finding.code)}, {"text", finding.text}};
+    for (const auto& [fact, value] : facts_of(finding.error).items())
+      if (fact != "code") row[fact] = value;
+    json["findings"].push_back(std::move(row));
   }
   print_json(json);
 }
@@ -68,8 +66,8 @@ int verify(const VerifyArguments& options, const Common& common) {
     ProgressBar bar("verify", common);
     report = verify_part(options, bar.hook());
   }
+  if (const Error* obstacle = report.obstacle()) throw *obstacle;
   common.json ? print_document(report) : print_lines(report);
-  if (is_absence(report)) return kFailed;
   return report.findings.empty() ? kDone : kNo;
 }
 

@@ -55,14 +55,10 @@ bool is_of_each_rank(const std::string& name, CheckpointKind kind) {
   return kind == CheckpointKind::olmo_local && name.ends_with(".grad_norm_exp_avg");
 }
 
-Finding finding_of(const Error& error) {
-  return {error.code(), error.what()};
-}
-
 Finding missing(const std::string& name, const Checkpoint& checkpoint, const std::string& what) {
-  return finding_of(Error(ErrorCode::incomplete, what)
-                        .at_path(checkpoint.store->name() + "/" + kStateFile)
-                        .at_key(printable(name, 200)));
+  return Finding(Error(ErrorCode::incomplete, what)
+                     .at_path(checkpoint.store->name() + "/" + kStateFile)
+                     .at_key(printable(name, 200)));
 }
 
 // Digests of tensors that a checkpoint should have, under the names that it gives them.

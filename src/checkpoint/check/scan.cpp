@@ -1,7 +1,5 @@
 #include "tessera/verify.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -185,7 +183,8 @@ NameKind kind_of(pickle::Verdict verdict) {
 // The names, over all pickles.
 class Names {
  public:
-  explicit Names(const std::vector<std::string>& allow) : allow_(allow) {}
+  explicit Names(const std::vector<std::string>& allow)
+      : allow_(allow), globs_(allow.begin(), allow.end()) {}
 
   void add(const pickle::Finding& found, const std::string& where) {
     NameKind kind = kind_of(found.verdict);
@@ -205,12 +204,12 @@ class Names {
 
  private:
   [[nodiscard]] bool is_allowed(const std::string& name) const {
-    return std::ranges::any_of(allow_, [&name](const std::string& glob) {
-      return glob == name || ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
-    });
+    return std::ranges::find(allow_, name) != allow_.end() ||
+           std::ranges::any_of(globs_, [&name](const Glob& glob) { return glob.fits(name); });
   }
 
   const std::vector<std::string>& allow_;
+  std::vector<Glob> globs_;  // the same
   std::map<std::string, ScannedName> rows_;
 };
 

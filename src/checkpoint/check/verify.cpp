@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/parallel.h"
+#include "base/text.h"
 #include "checkpoint/check/saved_state.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/read_catalog.h"
@@ -175,7 +176,7 @@ std::vector<Finding> faults_of_indices(const Checkpoint& checkpoint) {
     if (!safetensors::is_index(file.name)) continue;
     const safetensors::Index index = read_set_index(*checkpoint.store, file.name);
     if (auto fault = index_total_fault(index, checkpoint.leaves))
-      faults.push_back({ErrorCode::corrupt, std::move(*fault)});
+      faults.emplace_back(Error(ErrorCode::corrupt, std::move(*fault)).at_path(file.name));
   }
   return faults;
 }
@@ -237,7 +238,7 @@ void add_findings(const std::vector<Work>& all, VerifyReport& report) {
   std::unordered_set<std::string> causes;
   for (const Work& work : all) {
     if (work.failed && causes.insert(cause_of(*work.failed)).second)
-      report.findings.push_back({work.failed->code(), work.failed->what()});
+      report.findings.emplace_back(*work.failed);
   }
 }
 
@@ -284,6 +285,15 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
 
 }  // namespace
 
+const Error* VerifyReport::obstacle() const noexcept {
+  const auto is_obstacle = [](const Finding& finding) {
+    return is_one_of(finding.code, ErrorCode::io, ErrorCode::timeout) ||
+           finding.error.is_no_checkpoint();
+  };
+  const bool has_only_such = !findings.empty() && std::ranges::all_of(findings, is_obstacle);
+  return has_only_such ? &findings.front().error : nullptr;
+}
+
 VerifyReport verify(const Location& where, const VerifyOptions& options) {
   require_threads(options.threads);
   (void)directory_store(where);  // a URL of no store is a mistake, no finding
@@ -295,7 +305,7 @@ VerifyReport verify(const Location& where, const VerifyOptions& options) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::cancelled) throw;
     VerifyReport report;
-    report.findings.push_back({error.code(), error.what()});
+    report.findings.emplace_back(error);
     return report;
   }
 }

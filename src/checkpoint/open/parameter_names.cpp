@@ -1,11 +1,10 @@
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <optional>
 #include <string_view>
 
+#include "base/expression.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/sort_runs.h"
@@ -27,10 +26,6 @@ namespace {
 const Leaf* find_leaf(const std::vector<Leaf>& leaves, std::string_view name) {
   const auto found = std::ranges::find(leaves, name, &Leaf::name);
   return found == leaves.end() ? nullptr : &*found;
-}
-
-bool matches(const std::string& name, const std::string& glob) {
-  return glob == "*" || ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
 }
 
 }  // namespace
@@ -72,8 +67,10 @@ const Leaf* Checkpoint::find(std::string_view name) const {
 
 std::vector<std::string> Checkpoint::names(const std::string& glob) const {
   std::vector<std::string> found;
+  const Glob compiled(glob);
   const auto add = [&](const Leaf& leaf) {
-    if (leaf.value.is(Value::Kind::tensor) && matches(leaf.name, glob)) found.push_back(leaf.name);
+    if (!leaf.value.is(Value::Kind::tensor)) return;
+    if (glob == "*" || compiled.fits(leaf.name)) found.push_back(leaf.name);
   };
   if (by_name_.size() == leaves.size()) {
     for (const std::uint32_t i : by_name_) add(leaves[i]);
