@@ -61,6 +61,56 @@ class Usage(Case):
         self.refused("invalid_argument", "stat", made, "--part", exit_code=2)
         self.assertEqual(tessera("ls", GOLDEN / "train.pt", "--part").stdout, tessera("ls", GOLDEN / "train.pt").stdout)
 
+    def test_scan_needs_something_to_scan(self):
+        empty = self.work / "empty"
+        empty.mkdir()
+        self.refused("not_found", "scan", empty)
+        (empty / "README.md").write_text("nothing here")
+        self.refused("not_found", "scan", empty)
+        self.assertEqual(tessera("scan", self.dcp).returncode, 0)
+
+    def test_scan_takes_an_index_for_its_set(self):
+        torch_set = self.work / "set"
+        torch_set.mkdir()
+        shutil.copy(GOLDEN / "train.pt", torch_set / "pytorch_model-00001-of-00001.bin")
+        index = torch_set / "pytorch_model.bin.index.json"
+        index.write_text(json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}}))
+        link = self.work / "link.bin.index.json"
+        for path in (index, torch_set):
+            report = json.loads(tessera("scan", path, "--json").stdout)
+            self.assertGreater(report["pickles"], 0)
+            self.assertEqual(report["problems"], [])
+        link.symlink_to(index)
+        self.assertNotIn("opcode", tessera("scan", link).stderr)
+        safetensors_set = self.work / "model.safetensors.index.json"
+        self.safetensors("model-00001-of-00001.safetensors", {"w": ("U8", [1], b"x")})
+        safetensors_set.write_text(json.dumps({"weight_map": {"w": "model-00001-of-00001.safetensors"}}))
+        self.assertEqual(tessera("scan", safetensors_set).returncode, 0)
+
+    def test_nothing_is_copied_into_itself(self):
+        link = self.work / "link"
+        link.symlink_to(self.dcp)
+        for target in (self.dcp / "inner", self.dcp / "a/b", link / "inner", self.dcp / "../dcp/inner"):
+            self.refused("invalid_argument", "copy", self.dcp, target, exit_code=2)
+        self.assertFalse((self.dcp / "inner").exists())
+        self.assertEqual(tessera("copy", self.dcp, self.work / "dcp-beside").returncode, 0)
+
+    @unittest.skipIf(os.geteuid() != 0, "needs another user to be shut out")
+    def test_verify_that_could_not_look_is_no_answer(self):
+        self.safetensors("closed.safetensors", {"w": ("U8", [1], b"x")}).chmod(0)
+        self.work.chmod(0o755)
+        as_nobody = dict(user=65534, group=65534, cwd="/")
+        done = tessera("verify", self.work / "closed.safetensors", "--json", **as_nobody)
+        self.assertEqual((done.returncode, json.loads(done.stdout)["error"]["code"]), (3, "io"))
+        absent = tessera("verify", self.work / "nobody", "--json")
+        self.assertEqual((absent.returncode, json.loads(absent.stdout)["error"]["code"]), (3, "not_found"))
+        broken = self.work / "broken.safetensors"
+        broken.write_bytes((GOLDEN / "dtypes.safetensors").read_bytes()[:-1])
+        done = tessera("verify", broken, "--json")
+        (finding,) = json.loads(done.stdout)["findings"]
+        self.assertEqual((done.returncode, finding["path"]), (1, str(broken)))
+        self.assertIn(finding["message"], finding["text"])
+
     def test_expressions_take_linear_time_and_say_what_they_lack(self):
         source = self.safetensors("names.safetensors", {"a" * 300 + "!": ("U8", [1], b"x"), "net1.w": ("U8", [1], b"y")})
         names = lambda path: sorted(row["name"] for row in json.loads(tessera("ls", path, "--json").stdout))

@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/tree_json.h"
@@ -475,8 +476,15 @@ class Scan {
 
 ScanReport scan_object(std::shared_ptr<Store> store, const std::string& name,
                        const ScanOptions& options) {
-  Scan scan(std::move(store), options);
-  scan.file(name, Said::pickle);
+  Scan scan(store, options);
+  if (!safetensors::is_index(name)) {
+    scan.file(name, Said::pickle);
+    return std::move(scan).report();
+  }
+  // An index stands for the set, as everywhere.
+  std::set<std::string> files;
+  for (const auto& [tensor, file] : read_set_index(*store, name).files) files.insert(file);
+  for (const std::string& file : files) scan.file(file, said_by(file));
   return std::move(scan).report();
 }
 
@@ -486,9 +494,21 @@ bool is_metadata(std::string_view name) {
   return name == kDcpMetadata || is_rank_metadata(name);
 }
 
+// Whether anything of a checkpoint may be in a file of that name.
+bool may_be_scanned(const std::string& name) {
+  return said_by(name) == Said::pickle || is_metadata(name) || name.ends_with(".safetensors") ||
+         name.ends_with(".distcp");
+}
+
 ScanReport scan_directory(const std::shared_ptr<Store>& store, const ScanOptions& options) {
   Scan scan(store, options);
-  for (const ObjectInfo& object : store->list()) {
+  const std::vector<ObjectInfo> objects = store->list();
+  if (std::ranges::none_of(objects, may_be_scanned, &ObjectInfo::name)) {
+    throw Error(ErrorCode::not_found, "the directory has no file of a checkpoint")
+        .at_path(store->name())
+        .as_no_checkpoint();
+  }
+  for (const ObjectInfo& object : objects) {
     // Pickles in data files are what `.metadata` names.
     if (!object.name.ends_with(".distcp")) scan.file(object.name, said_by(object.name));
     if (is_metadata(object.name)) scan.items(object.name);
@@ -543,7 +563,8 @@ ScanReport scan(const std::string& path, const ScanOptions& options) {
     tell_unseen(file.string(), report);
     return report;
   }
-  file = end_of_links(file.string());
+  // The files of a set are beside its index, not beside what a link to that leads to.
+  if (!safetensors::is_index(file.filename().string())) file = end_of_links(file.string());
   return scan_object(posix_store(file.parent_path().string()), file.filename().string(), options);
 }
 

@@ -246,6 +246,24 @@ Location file_at(const Location& to) {
   return located_file(is_on_disk(to) ? Location(end_of_links(without_file_scheme(to.path))) : to);
 }
 
+// Where a directory is, whatever links lead there.
+std::string place_name(const Location& where) {
+  if (!is_on_disk(where)) return directory_store(where)->name();
+  std::error_code none;
+  const std::string path = without_file_scheme(where.path);
+  const auto canonical = std::filesystem::weakly_canonical(path, none);
+  return none ? path : canonical.string();
+}
+
+// Each copy would be a part of the next one.
+void require_outside(const Location& to, const Location& from) {
+  std::string outer = place_name(from);
+  if (!outer.ends_with('/')) outer += '/';
+  if (!place_name(to).starts_with(outer)) return;
+  throw Error(ErrorCode::invalid_argument, "the target lies in the directory that is to be copied")
+      .at_path(to.path.empty() ? directory_store(to)->name() : to.path);
+}
+
 }  // namespace
 
 CopyReport copy(const Location& from, const Location& to, const CopyOptions& options) {
@@ -257,6 +275,7 @@ CopyReport copy(const Location& from, const Location& to, const CopyOptions& opt
   if (!from.store && !is_on_disk(from))
     place.store = place.object ? located_file(from).store : directory_store(from);
   if (place.object) return FileCopy(place, file_at(to), options).run();
+  require_outside(to, from);
   const Location directory(place.store);
   const std::vector<RunCheckpoint> run = run_checkpoints(directory);
   return run.empty() ? copy_directory(directory, to, options)
