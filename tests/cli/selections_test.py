@@ -95,6 +95,22 @@ class Selections(Case):
         self.assertEqual(self.listed(source, "--only", "model.*"), ["model.b", "model.w"])
         self.assertEqual(tessera("ls", self.dcp, "--only", "model").stderr, "")
 
+    def test_a_rule_that_may_mean_something_else_is_told(self):
+        source = self.file_of(["a", "b"])
+        done = tessera("convert", source, self.work / "t.safetensors", "--rename", "x=>y", "--rename", "a=>b=>c", "--json")
+        notes = json.loads(done.stdout)["notes"]
+        self.assertEqual(len(notes), 2, notes)
+        self.assertIn("'x=>y' changes no name", notes[0])
+        self.assertIn("'a=>b=>c' has a second '=>'", notes[1])
+        self.assertEqual(self.listed(self.work / "t.safetensors"), ["b", "b=>c"])
+
+    def test_a_shard_that_is_larger_than_asked_for_is_told(self):
+        source = write_safetensors(self.work / "s.safetensors", {"a": ("U8", [5000], bytes(5000)), "b": ("U8", [10], bytes(10))})
+        done = tessera("convert", source, self.work / "set", "--to", "safetensors", "--max-shard-size", "1KB", "--json")
+        notes = json.loads(done.stdout)["notes"]
+        self.assertEqual(len(notes), 1, notes)
+        self.assertIn("more than the 1000 of --max-shard-size: its only tensor is not cut", notes[0])
+
     def test_generated_globs_select_what_fnmatch_selects(self):
         """By characters, as Python's does: sets of characters without '^' and '\\', which mean more in a shell."""
         chance = random.Random(50)

@@ -196,6 +196,7 @@ namespace {
 struct Rule {
   Expression pattern;
   Expression::Replacement replacement;
+  bool has_changed = false;  // a name
 };
 
 // The new names of a selection: each belongs to one leaf.
@@ -223,7 +224,7 @@ Rule rule_of(const std::string& text) {
   try {
     Expression pattern(text.substr(0, arrow));
     Expression::Replacement to = pattern.replacement_of(text.substr(arrow + kArrow.size()));
-    return {std::move(pattern), std::move(to)};
+    return {std::move(pattern), std::move(to), false};
   } catch (const Error& error) {
     throw Error(error.code(), "the rule '" + text + "': " + error.message());
   }
@@ -233,14 +234,16 @@ bool converts(DType from, DType to) {
   return from != to && info(from).floating && can_cast(from, to);
 }
 
-std::string applied(const std::vector<Rule>& rules, std::string name) {
-  for (const Rule& rule : rules) {
+std::string applied(std::vector<Rule>& rules, std::string name) {
+  for (Rule& rule : rules) {
     if (name.size() > kLongestName) {
       throw Error(ErrorCode::limit,
                   "names of more than " + std::to_string(kLongestName) + " bytes are not renamed")
           .at_key(name.substr(0, 100));
     }
-    name = rule.pattern.replaced(name, rule.replacement);
+    std::string renamed = rule.pattern.replaced(name, rule.replacement);
+    rule.has_changed = rule.has_changed || renamed != name;
+    name = std::move(renamed);
   }
   return name;
 }
@@ -276,8 +279,8 @@ Selection select(const std::vector<Leaf>& leaves, const std::vector<std::string>
   return chosen;
 }
 
-void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {
-  if (rules.empty()) return;
+std::vector<std::string> rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {
+  if (rules.empty()) return {};
   std::vector<Rule> parsed;
   std::transform(rules.begin(), rules.end(), std::back_inserter(parsed), rule_of);
   NewNames names;
@@ -286,6 +289,15 @@ void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {
     names.add(name, leaf.name);
     if (name != leaf.name) rename(leaf, std::move(name));
   }
+  std::vector<std::string> notes;
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    const std::size_t second = rules[i].find(kArrow, rules[i].find(kArrow) + kArrow.size());
+    if (second != std::string::npos)
+      notes.push_back("the rule '" + rules[i] +
+                      "' has a second '=>', which is text: the first one counts");
+    if (!parsed[i].has_changed) notes.push_back("the rule '" + rules[i] + "' changes no name");
+  }
+  return notes;
 }
 
 void convert_floating(std::vector<Leaf>& leaves, DType dtype) {

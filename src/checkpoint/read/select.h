@@ -79,8 +79,8 @@ struct Selection {
 // (RE2's syntax, base/expression.h) become TO, in which `\1` and `$1` are the first group. Steps of
 // a path that a name keeps at its ends stay steps; what changed between them is one key. Throws
 // `invalid_argument` for a rule that is none, `conflict` when two leaves get one name or one loses
-// its name.
-void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules);
+// its name. Answers what a rule may not have meant: it changes no name, or has a second `=>`.
+std::vector<std::string> rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules);
 
 // Gives one leaf another name that is not empty; its path as above.
 void rename(Leaf& leaf, std::string name);

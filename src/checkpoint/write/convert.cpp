@@ -106,7 +106,8 @@ std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptio
   Selection chosen = select(leaves, options.only, checkpoint.path);
   leaves = std::move(chosen.leaves);
   notes.insert(notes.end(), chosen.notes.begin(), chosen.notes.end());
-  rename(leaves, options.rename);
+  const std::vector<std::string> renamed = rename(leaves, options.rename);
+  notes.insert(notes.end(), renamed.begin(), renamed.end());
   if (options.dtype) convert_floating(leaves, *options.dtype);
   return leaves;
 }

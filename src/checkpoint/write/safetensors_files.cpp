@@ -259,11 +259,23 @@ std::vector<SafetensorsFile> plan_files(const ConvertJob& job) {
 
 using Tensors = std::map<std::string_view, const Tensor*>;
 
+// A tensor is not cut, and what is not cut has a header in front of it.
+void note_large_file(const ConvertJob& job, const std::string& name, std::uint64_t size,
+                     std::size_t tensors) {
+  const std::uint64_t most = job.options.max_shard_size;
+  if (most == 0 || size <= most) return;
+  job.report.notes.push_back(
+      name + " has " + std::to_string(size) + " bytes, more than the " + std::to_string(most) +
+      " of --max-shard-size: " +
+      (tensors == 1 ? "its only tensor is not cut" : "the header is on top of the tensors"));
+}
+
 FileNotes write_file(const ConvertJob& job, SafetensorsFile& file, const Tensors& tensors) {
   reserve_digests(file.header);
   std::vector<std::byte> head = safetensors::encode_header(file.header);
   const auto& entries = file.header.entries;
   const std::uint64_t size = file.header.data_offset + (entries.empty() ? 0 : entries.back().end);
+  note_large_file(job, file.name, size, entries.size());
   DigestSink sink(job.store.create(file.name, job.if_exists, size), file.header.data_offset);
   parallel_for(job.threads, entries.size(), [&](std::size_t i) {
     stream_tensor(job, entries[i].name, *tensors.at(entries[i].name), sink,
