@@ -92,10 +92,11 @@ void print_document(const ConvertReport& report, double seconds) {
 }
 
 void print_text(const ConvertReport& report, double seconds) {
-  fmt::print("{}: {} tensors, {} read ({:.2f} times what was needed), {} written in {:.2f} s",
-             printable(report.target), report.tensors, human_bytes(report.io.bytes_read),
-             amplification(report.io), human_bytes(report.io.bytes_written), seconds);
-  if (report.io.requests > 0) fmt::print("; {} requests", report.io.requests);
+  fmt::print("{}: {}, {} read ({:.2f} times what was needed), {} written in {:.2f} s",
+             printable(report.target), counted(report.tensors, "tensor"),
+             human_bytes(report.io.bytes_read), amplification(report.io),
+             human_bytes(report.io.bytes_written), seconds);
+  if (report.io.requests > 0) fmt::print("; {}", counted(report.io.requests, "request"));
   if (report.io.retries > 0) {
     fmt::print(", {} of them again with {}", report.io.retries, human_bytes(report.io.bytes_again));
   }

@@ -36,7 +36,7 @@ void print_document(const CopyReport& report, double seconds) {
 }
 
 void print_text(const CopyReport& report, const std::string& target, double seconds) {
-  fmt::print("{}: {} files, {} in {:.2f} s", printable(target), report.files,
+  fmt::print("{}: {}, {} in {:.2f} s", printable(target), counted(report.files, "file"),
              human_bytes(report.bytes), seconds);
   if (report.checkpoints > 1) fmt::print("; {} checkpoints", report.checkpoints);
   if (report.whole_files > 0)

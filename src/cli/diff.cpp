@@ -80,7 +80,7 @@ int diff(const DiffArguments& options, const Common& common) {
   } else if (differences.empty()) {
     const bool is_part = leaves_out_modules(a, options.open) && leaves_out_modules(b, options.open);
     fmt::print(
-        "equal: {} leaves, bit for bit{}\n", a.leaves.size(),
+        "equal: {} {}, bit for bit{}\n", a.leaves.size(), a.leaves.size() == 1 ? "leaf" : "leaves",
         is_part ? "; of whole modules their state dicts alone, --raw compares the rest" : "");
   } else {
     print_lines(differences);

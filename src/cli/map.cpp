@@ -109,8 +109,8 @@ void print_files(const std::vector<const Leaf*>& leaves) {
   for (const auto& [name, file] : files) {
     const auto filled = static_cast<std::size_t>(static_cast<double>(file.second) /
                                                  static_cast<double>(largest) * kWidth);
-    fmt::print("{:.<{}}  {}  {} pieces  {}\n", std::string(filled, '#'), kWidth,
-               human_bytes(file.second), file.first, printable(name));
+    fmt::print("{:.<{}}  {}  {}  {}\n", std::string(filled, '#'), kWidth, human_bytes(file.second),
+               counted(file.first, "piece"), printable(name));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "tessera/checkpoint.h"
@@ -12,6 +13,9 @@ namespace tessera::cli {
 
 // "1.5 GiB"
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
+
+// "1 file", "2 files"
+[[nodiscard]] std::string counted(std::uint64_t number, std::string_view what);
 
 // "tessera: TEXT" on standard error. Nobody has to be able to read it: what a command does and how
 // it ends are the same without.

@@ -22,12 +22,13 @@ std::ptrdiff_t count(const ScanReport& report, NameKind kind) {
 
 void print_names(const ScanReport& report) {
   for (const ScannedName& name : report.names) {
-    fmt::print("{:<9}  {}  in {} pickle{}, first {}{}{}\n", to_string(name.kind),
-               printable(name.name), name.pickles, name.pickles == 1 ? "" : "s",
-               printable(name.first), name.how.empty() ? "" : ": ", name.how);
+    fmt::print("{:<9}  {}  in {}, first {}{}{}\n", to_string(name.kind), printable(name.name),
+               counted(name.pickles, "pickle"), printable(name.first), name.how.empty() ? "" : ": ",
+               name.how);
   }
-  fmt::print("{} names in {} pickles, {} dangerous, {} unknown", report.names.size(),
-             report.pickles, count(report, NameKind::dangerous), count(report, NameKind::unknown));
+  fmt::print("{} in {}, {} dangerous, {} unknown", counted(report.names.size(), "name"),
+             counted(report.pickles, "pickle"), count(report, NameKind::dangerous),
+             count(report, NameKind::unknown));
   const std::ptrdiff_t allowed = count(report, NameKind::allowed);
   fmt::print("{}\n", allowed == 0 ? "" : fmt::format(", {} allowed by --allow", allowed));
 }

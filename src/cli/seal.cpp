@@ -35,8 +35,8 @@ int seal(const SealArguments& options, const Common& common) {
   } else if (report.was_sealed) {
     fmt::print("ok: already sealed, {} checked\n", human_bytes(report.bytes));
   } else {
-    fmt::print("sealed: digests of {} files, {}, in {}\n", report.files, human_bytes(report.bytes),
-               printable(report.side_file));
+    fmt::print("sealed: digests of {}, {}, in {}\n", counted(report.files, "file"),
+               human_bytes(report.bytes), printable(report.side_file));
   }
   return kDone;
 }

@@ -53,7 +53,7 @@ void print_document(const VerifyReport& report) {
 void print_lines(const VerifyReport& report) {
   for (const Finding& finding : report.findings) complain(finding.text);
   if (!report.findings.empty()) return;
-  fmt::print("ok: {} tensors, {} checked", report.tensors, human_bytes(report.bytes));
+  fmt::print("ok: {}, {} checked", counted(report.tensors, "tensor"), human_bytes(report.bytes));
   if (report.bytes_unchecked > 0) {
     fmt::print(", {} without a checksum in the file", human_bytes(report.bytes_unchecked));
   }

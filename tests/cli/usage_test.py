@@ -61,6 +61,23 @@ class Usage(Case):
         self.refused("invalid_argument", "stat", made, "--part", exit_code=2)
         self.assertEqual(tessera("ls", GOLDEN / "train.pt", "--part").stdout, tessera("ls", GOLDEN / "train.pt").stdout)
 
+    def test_parts_and_files_of_others_are_named(self):
+        for part in (".metadata", "__0_0.distcp"):
+            self.refused("incomplete", "ls", self.dcp / part)
+            self.assertIn("open the directory that it is in", tessera("ls", self.dcp / part).stderr)
+        for name, magic, said in (("m.gguf", b"GGUF\3\0\0\0", "GGUF"), ("m.h5", b"\x89HDF\r\n\x1a\n", "HDF5"), ("m.npy", b"\x93NUMPY\1\0", "numpy"),
+                                  ("m.pt.gz", b"\x1f\x8b\x08\0", "gzip"), ("m.pt", b"\x1f\x8b\x08\0", "gzip")):
+            (self.work / name).write_bytes(magic + bytes(100))
+            self.refused("unsupported", "ls", self.work / name)
+            self.assertIn(said, tessera("ls", self.work / name).stderr)
+
+    def test_one_is_not_several(self):
+        one = self.safetensors("one.safetensors", {"w": ("U8", [1], b"x")})
+        self.assertIn("ok: 1 tensor, ", tessera("verify", one).stdout)
+        self.assertIn("1 piece ", tessera("map", one).stdout)
+        self.assertIn("equal: 1 leaf,", tessera("diff", one, one).stdout)
+        self.assertIn("one.pt: 1 tensor, ", tessera("convert", one, self.work / "one.pt").stdout)
+
     def test_scan_needs_something_to_scan(self):
         empty = self.work / "empty"
         empty.mkdir()

@@ -52,6 +52,43 @@ bool is_stream(const Head& head, const ByteSource& source) {
   return head[0] == 0x80 || torch_file::is_text_stream(source);
 }
 
+// Formats of others that people have beside checkpoints, by their first bytes.
+struct Foreign {
+  std::string_view magic;
+  std::string_view name;
+};
+constexpr std::array<Foreign, 8> kForeign{
+    {{"GGUF", "a GGUF file"},
+     {"\x89HDF\r\n\x1a\n", "an HDF5 file"},
+     {"\x93NUMPY", "a .npy file of numpy"},
+     {"\x1f\x8b", "compressed by gzip: unpack it first"},
+     {"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it first"},
+     {"\xfd"
+      "7zXZ",
+      "compressed by xz: unpack it first"},
+     {"BZh", "compressed by bzip2: unpack it first"},
+     {"\x7f"
+      "ELF",
+      "a program or library"}}};
+
+void refuse_foreign(const Head& head, const ByteSource& source) {
+  const std::string_view text(reinterpret_cast<const char*>(head.data()), head.size());
+  for (const Foreign& foreign : kForeign) {
+    if (!text.starts_with(foreign.magic)) continue;
+    throw Error(ErrorCode::unsupported, "the file is " + std::string(foreign.name))
+        .at_path(source.name());
+  }
+}
+
+// Files that mean something in their directory alone.
+void refuse_part(const Store& store, const std::string& name) {
+  const std::string_view own = std::string_view(name).substr(name.rfind('/') + 1);
+  if (own != kDcpMetadata && !is_rank_metadata(own) && !own.ends_with(".distcp")) return;
+  throw Error(ErrorCode::incomplete,
+              "the file is a part of a distributed checkpoint: open the directory that it is in")
+      .at_path(store.name() + "/" + name);
+}
+
 // The content decides, not the name: a little-endian length and a brace is safetensors, a zip or a
 // pickle is torch.save's. The brace comes first: a length may begin with the bytes of "PK", while a
 // zip has its first method there, and no method has that number.
@@ -61,6 +98,7 @@ CheckpointKind kind_of_file(const ByteSource& source) {
   const Head head = head_of<10>(source);
   if (head[8] == '{') return CheckpointKind::safetensors;
   if (is_zip(head)) return CheckpointKind::torch_file;
+  refuse_foreign(head, source);
   const auto named = kind_of_file_name(source.name());
   if (named == CheckpointKind::safetensors) return CheckpointKind::safetensors;
   if (is_stream(head, source) || named == CheckpointKind::torch_file)
@@ -304,6 +342,7 @@ Checkpoint open_checkpoint(const Place& place, const OpenOptions& options) {
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& object,
                            const OpenOptions& options) {
+  refuse_part(*store, object.name);
   store = guard_file(std::move(store), object);
   if (object.name.ends_with(safetensors::kIndexSuffix))
     return open_safetensors_index(store, object.name, options);
