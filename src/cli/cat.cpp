@@ -1,5 +1,8 @@
 // tessera cat: the values of one tensor or object.
+#include <algorithm>
 #include <charconv>
+#include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +14,7 @@
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/npy.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/read/select.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -38,8 +42,9 @@ std::optional<std::int64_t> number(std::string_view text, const std::string& sli
   if (text.empty()) return std::nullopt;
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc::result_out_of_range) refuse(slices, "has a number beyond 64 bits");
   if (error != std::errc() || end != text.data() + text.size())
-    refuse(slices, "has something other than numbers and ':'");
+    refuse(slices, "is not of numbers and begin:end, one a dimension, as [0:2,-1,3:]");
   return value;
 }
 
@@ -55,6 +60,8 @@ std::int64_t clamp_index(std::optional<std::int64_t> index, std::int64_t size,
 FlatRange range_of(std::string_view part, const std::string& slices, const Shape& shape,
                    std::size_t d) {
   const std::size_t colon = part.find(':');
+  if (colon != std::string_view::npos && part.find(':', colon + 1) != std::string_view::npos)
+    refuse(slices, "has a step; slices are begin:end, one a dimension, as [0:2,-1,3:]");
   if (colon != std::string_view::npos) {
     return {clamp_index(number(part.substr(0, colon), slices), shape[d], 0),
             clamp_index(number(part.substr(colon + 1), slices), shape[d], shape[d])};
@@ -72,6 +79,8 @@ Box box_of(const std::string& slices, const Shape& shape) {
   std::string_view rest = slices;
   if (rest.empty()) return box;
   rest = rest.substr(1, rest.size() - 2);
+  if (rest.empty())
+    refuse(slices, "is empty; slices are begin:end, one a dimension, as [0:2,-1,3:]");
   for (std::size_t d = 0; !rest.empty(); ++d) {
     if (d == shape.size()) refuse(slices, "has more dimensions than " + to_string(shape));
     const std::size_t comma = std::min(rest.find(','), rest.size());
@@ -136,12 +145,16 @@ const Leaf& leaf_of(const Checkpoint& checkpoint, const std::string& name, std::
     slices = name.substr(open);
     leaf = leaf_named(checkpoint, name.substr(0, open));
   }
-  if (leaf == nullptr) {
-    throw Error(ErrorCode::not_found, "the checkpoint has no such tensor or value")
-        .at_key(name)
-        .at_path(checkpoint.path);
-  }
-  return *leaf;
+  if (leaf != nullptr) return *leaf;
+  const auto below = std::ranges::count_if(
+      checkpoint.leaves,
+      [start = name + "."](const Leaf& other) { return other.name.starts_with(start); });
+  if (below == 0) refuse_key(name, checkpoint.leaves, checkpoint.path);
+  throw Error(ErrorCode::invalid_argument,
+              "the name is not one tensor or value but the beginning of " + std::to_string(below) +
+                  ": ls --only lists them")
+      .at_key(printable(name))
+      .at_path(checkpoint.path);
 }
 
 void print_elements(const Leaf& leaf, const Box& box) {
@@ -168,13 +181,32 @@ void cat_value(const Leaf& leaf, bool as_json) {
   print_json(json, -1);
 }
 
+// To a new file, or as "-" to standard output.
+void write_npy(const Leaf& leaf, const Box& box, const std::string& path) {
+  const DType dtype = leaf.value.as_tensor().dtype;
+  const auto write_to = [&](const NpyWriter::Write& write) {
+    NpyWriter npy(write, dtype, box.sizes);
+    read_box(leaf, box, [&npy](ByteView bytes) { npy.add(bytes); });
+  };
+  if (path == "-") {
+    return write_to([](ByteView bytes) { std::fwrite(bytes.data(), 1, bytes.size(), stdout); });
+  }
+  const std::filesystem::path file(path);
+  const auto sink =
+      open_store(file.parent_path().string())->create(file.filename().string(), IfExists::fail);
+  std::uint64_t at = 0;
+  write_to([&](ByteView bytes) {
+    sink->write_at(at, bytes);
+    at += bytes.size();
+  });
+  sink->commit();
+}
+
 void cat_tensor(const Leaf& leaf, const Box& box, const CatArguments& options,
                 const Common& common) {
   const Tensor& tensor = leaf.value.as_tensor();
   if (!options.npy.empty()) {
-    NpyWriter file(options.npy, tensor.dtype, box.sizes);
-    read_box(leaf, box, [&file](ByteView bytes) { file.add(bytes); });
-    file.commit();
+    write_npy(leaf, box, options.npy);
   } else if (common.json) {
     print_elements(leaf, box);
   } else {
@@ -220,7 +252,8 @@ void add_cat(CLI::App& app, Common& common, Action& action) {
   command->footer(kCatExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("name", options->name, "as ls prints it; [slices] may follow")->required();
-  command->add_option("--npy", options->npy, "write a .npy file instead; it must not exist");
+  command->add_option("--npy", options->npy,
+                      "write a .npy file instead, which must not exist; - is standard output");
   add_open(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);

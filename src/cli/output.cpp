@@ -1,10 +1,13 @@
 #include "cli/output.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -19,13 +22,44 @@ double share_of(const Progress& progress) {
   return static_cast<double>(progress.done) / static_cast<double>(progress.total);
 }
 
+// "40 s", "1 min 40 s", "2 h 5 min", "3 d 2 h".
+std::string human_time(double seconds) {
+  struct Unit {
+    std::uint64_t seconds;
+    const char* name;
+  };
+  constexpr std::array<Unit, 4> kUnits{{{86400, "d"}, {3600, "h"}, {60, "min"}, {1, "s"}}};
+  const auto whole = static_cast<std::uint64_t>(seconds + 0.5);
+  for (std::size_t i = 0; i + 1 < kUnits.size(); ++i) {
+    if (whole < kUnits[i].seconds) continue;
+    return fmt::format("{} {} {} {}", whole / kUnits[i].seconds, kUnits[i].name,
+                       whole % kUnits[i].seconds / kUnits[i + 1].seconds, kUnits[i + 1].name);
+  }
+  return fmt::format("{} s", whole);
+}
+
+// The time left is told once enough is done to know it: a second of work, and a hundredth of all.
 std::string text_of(const Progress& progress, double seconds) {
   const double share = share_of(progress);
   const double rate = seconds > 0 ? static_cast<double>(progress.done) / seconds : 0;
-  const double left = share > 0 ? seconds / share - seconds : 0;
-  return fmt::format("{} of {}, {}/s, {:.0f} s left", human_bytes(progress.done),
-                     human_bytes(progress.total), human_bytes(static_cast<std::uint64_t>(rate)),
-                     left);
+  std::string text =
+      fmt::format("{} of {}, {}/s", human_bytes(progress.done), human_bytes(progress.total),
+                  human_bytes(static_cast<std::uint64_t>(rate)));
+  if (seconds >= 1 && share >= 0.01) text += ", " + human_time(seconds / share - seconds) + " left";
+  return text;
+}
+
+// A terminal that can go back to the line's begin and clear it.
+bool is_screen() {
+  const char* name = std::getenv("TERM");
+  return ::isatty(STDERR_FILENO) == 1 && name != nullptr && std::string_view(name) != "dumb";
+}
+
+// Columns of the terminal; one that does not say has as many as it likes.
+std::size_t columns() {
+  winsize size{};
+  const bool is_known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return is_known ? size.ws_col : 1000;
 }
 
 std::string drawn(double share) {
@@ -57,7 +91,7 @@ void complain(const std::string& text) {
 }
 
 ProgressBar::ProgressBar(std::string what, const Common& common)
-    : what_(std::move(what)), quiet_(common.quiet), terminal_(::isatty(STDERR_FILENO) == 1) {}
+    : what_(std::move(what)), quiet_(common.quiet), screen_(is_screen()) {}
 
 ProgressBar::~ProgressBar() {
   if (drawn_) std::fputs("\r\033[K", stderr);
@@ -72,9 +106,12 @@ void ProgressBar::show(const Progress& progress) {
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   const std::string text = text_of(progress, seconds);
-  if (terminal_) {
-    std::fputs(fmt::format("\r\033[K{} [{}] {}", what_, drawn(share_of(progress)), text).c_str(),
-               stderr);
+  if (screen_) {
+    // One that is too long would go on in the next line, and stay there.
+    std::string line = fmt::format("{} [{}] {}", what_, drawn(share_of(progress)), text);
+    const std::size_t most = columns() - 1;
+    if (line.size() > most) line = what_ + " " + text;
+    std::fputs(("\r\033[K" + line.substr(0, most)).c_str(), stderr);
     std::fflush(stderr);
     drawn_ = true;
   } else if (now - last_line_ > std::chrono::seconds(5)) {

@@ -21,9 +21,8 @@ namespace tessera::cli {
 // it ends are the same without.
 void complain(const std::string& text);
 
-// A bar with bytes, rate and time left on a terminal; a line every few seconds elsewhere; nothing
-// with
-// --quiet. Writes to standard error.
+// A bar with bytes, rate and time left on a terminal that can draw it; a line every few seconds
+// elsewhere; nothing with --quiet. Writes to standard error.
 class ProgressBar {
  public:
   ProgressBar(std::string what, const Common& common);
@@ -39,7 +38,7 @@ class ProgressBar {
   using Clock = std::chrono::steady_clock;
   std::string what_;
   bool quiet_;
-  bool terminal_;
+  bool screen_;
   bool drawn_ = false;  // a bar is on the screen
   Clock::time_point begin_ = Clock::now();
   Clock::time_point last_line_ = begin_;

@@ -3,13 +3,17 @@
 
     usage_test.py TESSERA GOLDEN_DIRECTORY
 """
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import unittest
 
 from made import Case, tessera, write_safetensors
@@ -70,6 +74,50 @@ class Usage(Case):
             (self.work / name).write_bytes(magic + bytes(100))
             self.refused("unsupported", "ls", self.work / name)
             self.assertIn(said, tessera("ls", self.work / name).stderr)
+
+    def drawn(self, arguments, columns, term="xterm"):
+        """What the command writes on a terminal so wide, which is its standard error."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with subprocess.Popen([TESSERA, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=theirs,
+                              env={**os.environ, "TERM": term}) as child:
+            os.close(theirs)
+            text = b""
+            while True:
+                try:
+                    read = os.read(ours, 4096)
+                except OSError:
+                    break
+                if not read:
+                    break
+                text += read
+        os.close(ours)
+        self.assertEqual(child.returncode, 0)
+        return text.decode()
+
+    def test_the_bar_fits_its_terminal(self):
+        source = self.safetensors("large.safetensors", {"w": ("U8", [30 << 20], bytes(30 << 20))})
+        for columns in (200, 74, 40, 10):
+            text = self.drawn(["convert", source, self.work / f"{columns}.pt"], columns)
+            lines = [line for line in text.split("\r\x1b[K") if line]
+            self.assertGreater(len(lines), 0)
+            self.assertLess(max(map(len, lines)), columns)
+            self.assertEqual("[###" in text, columns == 200)
+            self.assertNotRegex(text, r"\d{5,} s left")
+        self.assertNotIn("\x1b", self.drawn(["verify", source], 80, term="dumb"))
+
+    def test_cat_says_what_it_takes(self):
+        self.assertIn("the beginning of", tessera("cat", self.dcp, "model").stderr)
+        self.refused("invalid_argument", "cat", self.dcp, "model", exit_code=2)
+        self.refused("not_found", "cat", self.dcp, "modle")
+        name = next(row["name"] for row in json.loads(tessera("ls", self.dcp, "--json").stdout) if row.get("shape"))
+        for slices, said in (("[::2]", "has a step"), ("[99999999999999999999]", "beyond 64 bits"), ("[]", "is empty"), ("[a]", "begin:end")):
+            self.assertIn(said, tessera("cat", self.dcp, name + slices).stderr)
+        written = self.work / "w.npy"
+        self.assertEqual(tessera("cat", self.dcp, name, "--npy", written).returncode, 0)
+        piped = subprocess.run([TESSERA, "cat", self.dcp, name, "--npy", "-"], capture_output=True, check=True)
+        self.assertEqual(piped.stdout, written.read_bytes())
+        self.assertFalse(pathlib.Path("-").exists())
 
     def test_one_is_not_several(self):
         one = self.safetensors("one.safetensors", {"w": ("U8", [1], b"x")})

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
+#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/read/cast.h"
@@ -61,13 +62,10 @@ std::string header_of(DType dtype, const Shape& shape) {
 
 }  // namespace
 
-NpyWriter::NpyWriter(const std::string& path, DType dtype, const Shape& shape) : dtype_(dtype) {
-  const std::filesystem::path file(path);
-  const auto store = open_store(file.parent_path().string());
-  sink_ = store->create(file.filename().string(), IfExists::fail);
+NpyWriter::NpyWriter(Write write, DType dtype, const Shape& shape)
+    : write_(std::move(write)), dtype_(dtype) {
   const std::string head = header_of(dtype, shape);
-  sink_->write_at(0, std::as_bytes(std::span(head.data(), head.size())));
-  at_ = head.size();
+  write_(std::as_bytes(std::span(head.data(), head.size())));
 }
 
 void NpyWriter::add(ByteView bytes) {
@@ -78,8 +76,7 @@ void NpyWriter::add(ByteView bytes) {
          static_cast<std::int64_t>(bytes.size() / 2));
     bytes = wide;
   }
-  sink_->write_at(at_, bytes);
-  at_ += bytes.size();
+  write_(bytes);
 }
 
 }  // namespace tessera

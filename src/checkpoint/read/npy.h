@@ -1,8 +1,7 @@
 // Writes numpy's .npy files (format version 1.0): a header, then the elements in row-major order.
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include <functional>
 #include <string>
 
 #include "tessera/layout.h"
@@ -11,19 +10,19 @@
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
+// Writes one array. bfloat16 becomes float32; types that numpy lacks become unsigned integers of
+// their size.
 class NpyWriter {
  public:
-  // A new file; one that is there already is `already_exists`. bfloat16 becomes float32; types that
-  // numpy lacks become unsigned integers of their size.
-  NpyWriter(const std::string& path, DType dtype, const Shape& shape);
+  // Gets the bytes of the file one after the other.
+  using Write = std::function<void(ByteView)>;
+  NpyWriter(Write write, DType dtype, const Shape& shape);
   // The next elements, of the dtype that was given.
   void add(ByteView bytes);
-  void commit() { sink_->commit(); }
 
  private:
+  Write write_;
   DType dtype_;
-  std::unique_ptr<ByteSink> sink_;
-  std::uint64_t at_ = 0;  // where the next elements go
 };
 
 }  // namespace tessera
