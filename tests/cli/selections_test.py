@@ -5,9 +5,11 @@
 """
 import fnmatch
 import json
+import math
 import os
 import pathlib
 import random
+import struct
 import sys
 import unittest
 
@@ -103,6 +105,15 @@ class Selections(Case):
         self.assertIn("'x=>y' changes no name", notes[0])
         self.assertIn("'a=>b=>c' has a second '=>'", notes[1])
         self.assertEqual(self.listed(self.work / "t.safetensors"), ["b", "b=>c"])
+
+    def test_numbers_that_a_dtype_cannot_hold_are_told(self):
+        floats = lambda *values: ("F32", [len(values)], struct.pack(f"<{len(values)}f", *values))
+        source = write_safetensors(self.work / "f.safetensors", {"large": floats(1.0, 70000.0), "step": floats(1001.0), "w": floats(0.1, 3.0),
+                                                                 "inf": floats(math.inf, math.nan), "third": floats(1000.3)})
+        notes_of = lambda dtype: json.loads(tessera("convert", source, self.work / f"{dtype}.pt", "--dtype", dtype, "--json").stdout)["notes"]
+        self.assertEqual(notes_of("fp16"), ["as float16 some finite numbers are infinite: 'large'"])
+        self.assertEqual(notes_of("bf16"), ["as bfloat16 some whole numbers are others: 'large' and 1 more"])
+        self.assertEqual(notes_of("fp32"), [])
 
     def test_a_shard_that_is_larger_than_asked_for_is_told(self):
         source = write_safetensors(self.work / "s.safetensors", {"a": ("U8", [5000], bytes(5000)), "b": ("U8", [10], bytes(10))})

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -246,6 +247,60 @@ void cast(DType from, const std::byte* in, DType to, std::byte* out, std::int64_
       }
     });
   });
+}
+
+namespace {
+
+// All whole numbers up to this are elements of the type.
+double last_whole(DType dtype) {
+  if (dtype == DType::bfloat16) return 256;
+  return dtype == DType::float16 ? 2048 : 16777216;
+}
+
+// Looks at numbers in parts of this size.
+constexpr std::int64_t kLookedAt = 4096;
+
+bool has_larger(std::span<const double> numbers, double most) {
+  double largest = 0;  // NaN is passed over
+  for (const double number : numbers) largest = std::max(largest, std::abs(number));
+  return largest > most;
+}
+bool has_larger(std::span<const float> numbers, float most) {
+  float largest = 0;
+  for (const float number : numbers) largest = std::max(largest, std::abs(number));
+  return largest > most;
+}
+
+}  // namespace
+
+void add_loss(DType from, const std::byte* in, DType to, const std::byte* out, std::int64_t count,
+              CastLoss& loss) {
+  if (!info(from).floating || !info(to).floating || size_of(from) < size_of(to)) return;
+  const double most = last_whole(to);
+  std::array<float, kLookedAt> singles;
+  std::array<double, kLookedAt> before, after;
+  for (std::int64_t begin = 0; begin < count; begin += kLookedAt) {
+    const std::int64_t part = std::min(kLookedAt, count - begin);
+    const auto size = static_cast<std::size_t>(part);
+    const std::byte* old = in + static_cast<std::size_t>(begin) * size_of(from);
+    const std::byte* made = out + static_cast<std::size_t>(begin) * size_of(to);
+    if (from == DType::float64) {
+      std::memcpy(before.data(), old, size * sizeof(double));
+      if (!has_larger(std::span(before).first(size), most)) continue;
+    } else {
+      cast(from, old, DType::float32, reinterpret_cast<std::byte*>(singles.data()), part);
+      if (!has_larger(std::span(singles).first(size), static_cast<float>(most))) continue;
+      cast(from, old, DType::float64, reinterpret_cast<std::byte*>(before.data()), part);
+    }
+    cast(to, made, DType::float64, reinterpret_cast<std::byte*>(after.data()), part);
+    for (std::size_t i = 0; i < size; ++i) {
+      if (!std::isfinite(before[i]) || before[i] == after[i]) continue;
+      if (std::isinf(after[i]))
+        loss.infinities = true;
+      else if (before[i] == std::trunc(before[i]))
+        loss.integers = true;
+    }
+  }
 }
 
 }  // namespace tessera

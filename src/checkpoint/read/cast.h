@@ -42,5 +42,14 @@ namespace tessera {
 // even. Throws `unsupported` for a pair that can_cast refuses.
 void cast(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t count);
 
+// What a cast between floating types did to numbers besides rounding them.
+struct CastLoss {
+  bool infinities = false;  // finite numbers became infinite
+  bool integers = false;    // whole numbers became others: counts of steps, ids
+};
+// Adds what cast() did to these elements. Costs little while they are small, as weights are.
+void add_loss(DType from, const std::byte* in, DType to, const std::byte* out, std::int64_t count,
+              CastLoss& loss);
+
 }  // namespace tessera
 #pragma GCC visibility pop

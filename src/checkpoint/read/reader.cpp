@@ -185,8 +185,9 @@ void TensorReader::read(const Slice& target, std::int64_t begin, std::int64_t co
   for (std::int64_t done = 0; done < count; done += step) {
     const std::int64_t part = std::min(step, count - done);
     read_stored(target, begin + done, part, unconverted_.data());
-    cast(stored_, unconverted_.data(), tensor_.dtype,
-         out + static_cast<std::size_t>(done) * size_of(tensor_.dtype), part);
+    std::byte* const made = out + static_cast<std::size_t>(done) * size_of(tensor_.dtype);
+    cast(stored_, unconverted_.data(), tensor_.dtype, made, part);
+    add_loss(stored_, unconverted_.data(), tensor_.dtype, made, part, loss_);
   }
 }
 

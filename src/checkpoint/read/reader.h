@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "checkpoint/read/cast.h"
 #include "checkpoint/read/gather.h"
 #include "checkpoint/read/storage_checks.h"
 #include "layout/plan.h"
@@ -69,6 +70,8 @@ class TensorReader {
 
   // The reads since construction.
   [[nodiscard]] IoReport report() const;
+  // What became of elements that are stored as another type.
+  [[nodiscard]] CastLoss loss() const noexcept { return loss_; }
 
  private:
   struct Source;
@@ -115,6 +118,7 @@ class TensorReader {
   std::vector<std::byte> scratch_;  // for runs that are read together
   GatherScratch gather_;
   std::vector<std::byte> unconverted_;  // elements as they are stored
+  CastLoss loss_;
   IoReport report_;
 };
 

@@ -318,6 +318,7 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   Meter meter(options.progress, tensor_bytes(leaves), options.stop);
   IoCounters counters;
   StorageChecks checks;
+  CastLosses losses;
   const Buffers buffers = buffers_for(
       options.memory, std::min(static_cast<std::uint64_t>(options.threads), report.tensors),
       request_cost_of(leaves));
@@ -335,6 +336,7 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
                  .counters = counters,
                  .report = report,
                  .checks = &checks,
+                 .losses = losses,
                  .appears_whole = output.appears_whole(),
                  .is_alone = !where.store || hold || options.single_writer,
                  .resumption = output.resumption()};
@@ -342,8 +344,31 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   place.made.keep();
   meter.finish();
   report.io = counters.report();
+  for (std::string& note : losses.notes(options.dtype.value_or(DType::float32)))
+    report.notes.push_back(std::move(note));
   output.add_to(report);
   return report;
+}
+
+void CastLosses::add(const std::string& name, const CastLoss& loss) {
+  if (!loss.infinities && !loss.integers) return;
+  const std::lock_guard lock(mutex_);
+  if (loss.infinities) infinities_.insert(name);
+  if (loss.integers) integers_.insert(name);
+}
+
+std::vector<std::string> CastLosses::notes(DType dtype) const {
+  std::vector<std::string> notes;
+  const auto add = [&](const std::set<std::string>& names, const std::string& what) {
+    if (names.empty()) return;
+    std::string text = "as " + std::string(to_string(dtype)) + " " + what + ": '" +
+                       printable_name(*names.begin(), 200) + "'";
+    if (names.size() > 1) text += " and " + std::to_string(names.size() - 1) + " more";
+    notes.push_back(std::move(text));
+  };
+  add(infinities_, "some finite numbers are infinite");
+  add(integers_, "some whole numbers are others");
+  return notes;
 }
 
 // Elements of the source's tensors on their way into a file.
@@ -369,6 +394,7 @@ std::uint32_t stream_slice(const ConvertJob& job, const std::string& name, const
       scratch);
   reader.hand_over(*job.checks);
   job.counters.add(reader.report());
+  job.losses.add(name, reader.loss());
   return crc;
 }
 

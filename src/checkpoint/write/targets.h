@@ -5,6 +5,8 @@
 #include <complex>
 #include <cstdint>
 #include <functional>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,18 @@
 namespace tessera {
 
 class Resumption;
+
+// The tensors whose numbers --dtype changed otherwise than by rounding. Any thread may add.
+class CastLosses {
+ public:
+  void add(const std::string& name, const CastLoss& loss);
+  // One for each way, with the first name.
+  [[nodiscard]] std::vector<std::string> notes(DType dtype) const;
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> infinities_, integers_;  // guarded by mutex_ while threads add
+};
 
 struct ConvertJob {
   const Checkpoint& source;
@@ -32,6 +46,7 @@ struct ConvertJob {
   IoCounters& counters;
   ConvertReport& report;
   StorageChecks* checks;  // of what was read in this job
+  CastLosses& losses;
   bool appears_whole =
       false;             // `store` is a directory that the caller makes visible when all is done
   bool is_alone = true;  // nobody else writes into `store`
@@ -69,6 +84,7 @@ struct ConvertJob {
             .counters = counters,
             .report = report,
             .checks = checks,
+            .losses = losses,
             .appears_whole = appears_whole,
             .is_alone = is_alone,
             .resumption = resumption};
