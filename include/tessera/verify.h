@@ -29,6 +29,7 @@ struct Finding {
 struct VerifyReport {
   std::vector<Finding> findings;  // empty: all is well
   std::uint64_t tensors = 0;
+  std::uint64_t inner_tensors = 0;    // besides, inside of tuples, objects and other tensors
   std::uint64_t bytes = 0;            // checked by a checksum
   std::uint64_t bytes_unchecked = 0;  // no checksum in the format
   // The reason why nobody can say whether all is well: nothing is wrong but what could not be read

@@ -86,6 +86,10 @@ std::string counted(std::uint64_t number, std::string_view what) {
   return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
 }
 
+std::string and_inner(std::uint64_t tensors) {
+  return tensors == 0 ? "" : fmt::format(" and {} inside of values", tensors);
+}
+
 void complain(const std::string& text) {
   std::fputs(("tessera: " + printable(text) + "\n").c_str(), stderr);
 }

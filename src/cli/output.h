@@ -17,6 +17,9 @@ namespace tessera::cli {
 // "1 file", "2 files"
 [[nodiscard]] std::string counted(std::uint64_t number, std::string_view what);
 
+// " and 7 inside of values", or nothing.
+[[nodiscard]] std::string and_inner(std::uint64_t tensors);
+
 // "tessera: TEXT" on standard error. Nobody has to be able to read it: what a command does and how
 // it ends are the same without.
 void complain(const std::string& text);

@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
+#include "value/inner_tensors.h"
 #include "value/render.h"
 
 namespace tessera::cli {
@@ -16,6 +17,7 @@ namespace {
 
 struct Facts {
   std::uint64_t tensors = 0;
+  std::uint64_t inner_tensors = 0;  // inside of values
   std::uint64_t values = 0;
   std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
@@ -23,9 +25,14 @@ struct Facts {
   bool optimizer = false;
 };
 
-// Neither the optimizer's nor the trainer's.
-bool is_parameter(const Leaf& leaf) {
-  return !leaf.name.starts_with("train.") && !is_optimizer_state(leaf);
+// The elements of the model, without the optimizer, the trainer and generators of random numbers.
+std::uint64_t parameters_of(const Checkpoint& checkpoint) {
+  std::uint64_t elements = 0;
+  for (const Leaf& leaf : select_what_is_there(checkpoint.leaves, {"model"}).leaves) {
+    if (!leaf.value.is(Value::Kind::tensor) || leaf.name.starts_with("train.")) continue;
+    elements += static_cast<std::uint64_t>(numel(leaf.value.as_tensor().shape));
+  }
+  return elements;
 }
 
 Facts facts_of(const Checkpoint& checkpoint) {
@@ -34,14 +41,15 @@ Facts facts_of(const Checkpoint& checkpoint) {
     facts.optimizer = facts.optimizer || is_optimizer_state(leaf);
     if (!leaf.value.is(Value::Kind::tensor)) {
       ++facts.values;
+      facts.inner_tensors += inner_tensors(leaf.value).size();
       continue;
     }
     const Tensor& tensor = leaf.value.as_tensor();
-    const auto elements = static_cast<std::uint64_t>(numel(tensor.shape));
     ++facts.tensors;
+    facts.inner_tensors += inner_tensors(leaf.value).size();
     facts.bytes += byte_size(tensor.dtype, tensor.shape);
-    if (is_parameter(leaf)) facts.elements += elements;
   }
+  facts.elements = parameters_of(checkpoint);
   for (const ObjectInfo& file : checkpoint.files) facts.file_bytes += file.size;
   return facts;
 }
@@ -51,9 +59,14 @@ void print_document(const Checkpoint& checkpoint, const Facts& facts) {
   json["kind"] = to_string(checkpoint.kind);
   json["producer"] = checkpoint.producer;
   json["save_id"] = checkpoint.save_id;
-  json["world_size"] = checkpoint.world_size;
+  // DCP does not say how many ranks there were, only which of them wrote.
+  const bool is_dcp = checkpoint.kind == CheckpointKind::dcp;
+  json["world_size"] =
+      is_dcp ? nlohmann::ordered_json() : nlohmann::ordered_json(checkpoint.world_size);
+  json["writers"] = checkpoint.world_size;
   json["parameters"] = facts.elements;
   json["tensors"] = facts.tensors;
+  json["inner_tensors"] = facts.inner_tensors;
   json["values"] = facts.values;
   json["tensor_bytes"] = facts.bytes;
   json["files"] = checkpoint.files.size();
@@ -68,9 +81,13 @@ void print_lines(const Checkpoint& checkpoint, const Facts& facts) {
   fmt::print("kind        {}\n", to_string(checkpoint.kind));
   if (!checkpoint.producer.empty()) fmt::print("producer    {}\n", printable(checkpoint.producer));
   if (!checkpoint.save_id.empty()) fmt::print("save id     {}\n", printable(checkpoint.save_id));
-  if (checkpoint.world_size > 0) fmt::print("world size  {}\n", checkpoint.world_size);
+  if (checkpoint.world_size > 0) {
+    fmt::print("{}{}\n", checkpoint.kind == CheckpointKind::dcp ? "writers     " : "world size  ",
+               checkpoint.world_size);
+  }
   fmt::print("parameters  {}\n", facts.elements);
-  fmt::print("tensors     {} ({})\n", facts.tensors, human_bytes(facts.bytes));
+  fmt::print("tensors     {}{} ({})\n", facts.tensors, and_inner(facts.inner_tensors),
+             human_bytes(facts.bytes));
   fmt::print("values      {}\n", facts.values);
   fmt::print("files       {} ({})\n", checkpoint.files.size(), human_bytes(facts.file_bytes));
   fmt::print("optimizer   {}\n", facts.optimizer ? "yes" : "no");

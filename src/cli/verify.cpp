@@ -38,6 +38,7 @@ void print_document(const VerifyReport& report) {
   nlohmann::ordered_json json;
   json["ok"] = report.findings.empty();
   json["tensors"] = report.tensors;
+  json["inner_tensors"] = report.inner_tensors;
   json["bytes_checked"] = report.bytes;
   json["bytes_without_checksum"] = report.bytes_unchecked;
   json["findings"] = nlohmann::ordered_json::array();
@@ -53,7 +54,8 @@ void print_document(const VerifyReport& report) {
 void print_lines(const VerifyReport& report) {
   for (const Finding& finding : report.findings) complain(finding.text);
   if (!report.findings.empty()) return;
-  fmt::print("ok: {}, {} checked", counted(report.tensors, "tensor"), human_bytes(report.bytes));
+  fmt::print("ok: {}{}, {} checked", counted(report.tensors, "tensor"),
+             and_inner(report.inner_tensors), human_bytes(report.bytes));
   if (report.bytes_unchecked > 0) {
     fmt::print(", {} without a checksum in the file", human_bytes(report.bytes_unchecked));
   }

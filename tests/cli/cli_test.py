@@ -74,7 +74,7 @@ class CommandLine(Case):
 
     def test_stat_says_what_it_is(self):
         facts = json.loads(tessera("stat", self.dcp, "--json").stdout)
-        self.assertEqual((facts["kind"], facts["world_size"], facts["parameters"]), ("dcp", 2, 408))
+        self.assertEqual((facts["kind"], facts["world_size"], facts["writers"], facts["parameters"]), ("dcp", None, 2, 408))
         self.assertTrue(facts["optimizer"])
 
     def test_files_of_one_rank_each(self):
@@ -84,7 +84,7 @@ class CommandLine(Case):
             ranks = self.work / name
             shutil.copytree(GOLDEN / "checkpoints" / name, ranks)
             facts = json.loads(tessera("stat", ranks, "--json").stdout)
-            self.assertEqual((facts["kind"], facts["world_size"]), (kind, world))
+            self.assertEqual((facts["kind"], facts["world_size"], facts["writers"]), (kind, world, world))
             self.assertEqual(tessera("verify", ranks).returncode, 0)
             self.assertEqual(tessera("convert", ranks, self.work / f"{name}.pt").returncode, 0)
             self.assertEqual(tessera("diff", ranks, self.work / f"{name}.pt").returncode, 0)
@@ -155,7 +155,7 @@ class CommandLine(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(len(json.loads(done.stdout)["notes"]), 1)
         tessera("reshard", self.dcp, self.work / "dcp-on-3", "--ranks", 3)
-        self.assertEqual(json.loads(tessera("stat", self.work / "dcp-on-3", "--json").stdout)["world_size"], 3)
+        self.assertEqual(json.loads(tessera("stat", self.work / "dcp-on-3", "--json").stdout)["writers"], 3)
         self.assertEqual(tessera("diff", self.dcp, self.work / "dcp-on-3").returncode, 0)
         self.refused("invalid_argument", "reshard", GOLDEN / "train.pt", self.work / "x", "--ranks", 2, exit_code=2)
         self.assertEqual(tessera("reshard", self.dcp, self.work / "x").returncode, 2)

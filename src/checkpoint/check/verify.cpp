@@ -257,7 +257,8 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
   report.findings = faults_of_indices(checkpoint);
   const std::vector<Leaf> inner = inner_tensors_of(checkpoint);
   const std::vector<const Leaf*> tensors = tensors_of(checkpoint, inner);
-  report.tensors = tensors.size();
+  report.tensors = tensors.size() - inner.size();
+  report.inner_tensors = inner.size();
   if (!options.read_data) return report;
   const std::vector<FilePart> parts = checked_parts(checkpoint);
   Meter meter(options.progress, bytes_to_read(parts, checkpoint, saved), options.stop);

@@ -28,6 +28,7 @@
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 #include "tessera/stores.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
