@@ -16,12 +16,15 @@
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/rank_files.h"
 #include "checkpoint/read/guard.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/side_file.h"
 #include "checkpoint/read/storage_checks.h"
+#include "format/torch/torch_file.h"
 #include "io/checked_source.h"
+#include "storage/lazy_source.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 #include "tessera/verify.h"
@@ -169,6 +172,25 @@ std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
   return tensors;
 }
 
+// The trainer's files of ranks beyond the first, of which a checkpoint keeps rank 0's. What cannot
+// be opened is a finding.
+std::vector<Leaf> tensors_of_other_trainers(const Checkpoint& checkpoint,
+                                            std::vector<Finding>& findings) {
+  std::vector<Leaf> tensors;
+  for (const ObjectInfo& file : checkpoint.files) {
+    if (rank_of_own(file.name, std::string(kTrainState)).value_or(0) == 0) continue;
+    try {
+      const Value state =
+          Value::list({torch_file::read(std::make_shared<LazySource>(checkpoint.store, file))});
+      for (const InnerTensor& inner : inner_tensors(state))
+        tensors.push_back({file.name + inner.path, {}, *inner.tensor});
+    } catch (const Error& error) {
+      findings.emplace_back(error);
+    }
+  }
+  return tensors;
+}
+
 // Indices of sets whose total is not that of their tensors.
 std::vector<Finding> faults_of_indices(const Checkpoint& checkpoint) {
   std::vector<Finding> faults;
@@ -256,10 +278,12 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
   VerifyReport report;
   report.findings = faults_of_indices(checkpoint);
   const std::vector<Leaf> inner = inner_tensors_of(checkpoint);
-  const std::vector<const Leaf*> tensors = tensors_of(checkpoint, inner);
+  std::vector<const Leaf*> tensors = tensors_of(checkpoint, inner);
   report.tensors = tensors.size() - inner.size();
   report.inner_tensors = inner.size();
   if (!options.read_data) return report;
+  const std::vector<Leaf> trainers = tensors_of_other_trainers(checkpoint, report.findings);
+  for (const Leaf& leaf : trainers) tensors.push_back(&leaf);
   const std::vector<FilePart> parts = checked_parts(checkpoint);
   Meter meter(options.progress, bytes_to_read(parts, checkpoint, saved), options.stop);
   Claims claims;
