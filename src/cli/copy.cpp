@@ -104,6 +104,7 @@ void add_copy(CLI::App& app, Common& common, Action& action) {
   command->add_option("--threads", options->copy.threads, "files that are copied at once")
       ->check(CLI::Range(1, 1024));
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return copy(*options, common); }; });
 }

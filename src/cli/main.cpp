@@ -155,6 +155,18 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, bool json) {
   return kUsage;
 }
 
+// A cache that nothing goes through would be a slip in silence.
+void require_url(const CLI::App& command) {
+  const auto is_url = [](const CLI::Option* option) {
+    return option->get_positional() &&
+           std::ranges::any_of(option->results(), [](const std::string& text) {
+             return text.find("://") != std::string::npos && !text.starts_with("file:");
+           });
+  };
+  if (std::ranges::any_of(command.get_options(), is_url)) return;
+  throw Error(ErrorCode::invalid_argument, "--local-cache has no effect: nothing is read of a URL");
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Inspects, checks, compares and converts checkpoints of PyTorch", "tessera"};
   app.footer(kMainExamples);
@@ -183,7 +195,10 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return report_usage(app, error, asks_for_json(argc, argv));
   }
-  if (!common.cache.directory.empty()) use_local_cache(common.cache);
+  if (!common.cache.directory.empty()) {
+    require_url(*app.get_subcommands().front());
+    use_local_cache(common.cache);
+  }
   return action();
 }
 

@@ -106,12 +106,21 @@ int stat(const StatArguments& options, const Common& common) {
   return kDone;
 }
 
+constexpr const char* kStatExamples = R"(
+Opens the checkpoint and reads none of its tensors. DCP does not record how many ranks saved it; the
+writers are those that have files.
+
+Examples:
+  tessera stat checkpoint/
+  tessera stat s3://bucket/run/step1000 --json)";
+
 }  // namespace
 
 void add_stat(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<StatArguments>();
   CLI::App* command = app.add_subcommand(
       "stat", "Prints kind, producer, world size, parameters, bytes, completeness");
+  command->footer(kStatExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   add_open(*command, options->open);
   add_common(*command, common);

@@ -97,6 +97,7 @@ void add_verify(CLI::App& app, Common& common, Action& action) {
       ->check(CLI::Range(1, 1024));
   add_open(*command, options->open);
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return verify(*options, common); }; });
 }

@@ -119,6 +119,29 @@ class Usage(Case):
         self.assertEqual(piped.stdout, written.read_bytes())
         self.assertFalse(pathlib.Path("-").exists())
 
+    def test_what_is_no_file_says_so(self):
+        with open(GOLDEN / "train.pt", "rb") as file:
+            done = subprocess.run([TESSERA, "ls", "/dev/stdin"], stdin=subprocess.PIPE, input=None, capture_output=True, text=True)
+            self.assertIn("not a pipe or a device", done.stderr)
+            self.assertEqual(done.returncode, 3)
+            self.assertEqual(subprocess.run([TESSERA, "ls", "/dev/stdin"], stdin=file, capture_output=True).returncode, 0)
+        self.refused("unsupported", "ls", "/dev/null")
+
+    def test_a_cache_is_for_urls(self):
+        self.refused("invalid_argument", "ls", self.dcp, "--local-cache", self.work / "cache", exit_code=2)
+        self.assertFalse((self.work / "cache").exists())
+
+    def test_every_command_has_its_own_help(self):
+        for verb in ("ls", "stat", "cat", "map", "verify", "scan", "seal", "diff", "convert", "copy", "gc", "unshard", "reshard"):
+            text = tessera(verb, "--help").stdout
+            examples = re.findall(r"^  (?:until )?tessera (\w+)", text, re.M)
+            self.assertEqual(set(examples), {verb})
+
+    def test_a_missing_file_is_missing(self):
+        self.assertEqual(tessera("seal", self.dcp).returncode, 0)
+        (self.dcp / "__0_0.distcp").unlink()
+        self.assertIn("the file is missing", tessera("verify", self.dcp).stderr)
+
     def test_one_is_not_several(self):
         one = self.safetensors("one.safetensors", {"w": ("U8", [1], b"x")})
         self.assertIn("ok: 1 tensor, ", tessera("verify", one).stdout)

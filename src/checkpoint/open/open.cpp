@@ -294,6 +294,11 @@ Place place_of(const Location& given) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return replaced_place(path);
   if (S_ISDIR(status.st_mode)) return {posix_store(path)};
+  if (!S_ISREG(status.st_mode)) {
+    throw Error(ErrorCode::unsupported,
+                "a checkpoint is read at many places: it has to be a file, not a pipe or a device")
+        .at_path(path);
+  }
   // Who names a link means what it leads to, wherever that is.
   const std::filesystem::path file = end_of_links(path);
   Place place{posix_store(file.parent_path().string()),

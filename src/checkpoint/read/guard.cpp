@@ -31,8 +31,12 @@ class GuardedStore final : public ForwardingStore {
 // `found`: the file in the store; null: it is missing.
 void require_size(const std::string& name, const FileDigests& file, const ObjectInfo* found,
                   const Store& store) {
-  const std::uint64_t size = found == nullptr ? 0 : found->size;
-  if (found != nullptr && size == file.size) return;
+  if (found == nullptr) {
+    throw Error(ErrorCode::incomplete, "the file is missing; it was there when digests were made")
+        .at_path(store.name() + "/" + name);
+  }
+  const std::uint64_t size = found->size;
+  if (size == file.size) return;
   throw Error(size < file.size ? ErrorCode::incomplete : ErrorCode::corrupt,
               "the file has " + std::to_string(size) + " bytes, its digests were made of " +
                   std::to_string(file.size))
