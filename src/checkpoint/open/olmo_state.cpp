@@ -221,7 +221,7 @@ Value OlmoState::tree() const {
   return whole;
 }
 
-OlmoState olmo_state_of(const Value& tree) {
+OlmoState olmo_state_of(const Value& tree, OlmoParts parts) {
   if (!tree.is(Kind::dict)) {
     throw Error(ErrorCode::mismatch, "the checkpoint is " + std::string(describe(tree.kind())) +
                                          ", expected a model or a training state");
@@ -230,6 +230,7 @@ OlmoState olmo_state_of(const Value& tree) {
   if (model == nullptr) return state_without_model(tree);
   OlmoState state;
   state.model = clean_model(*model);
+  if (parts == OlmoParts::model) return state;
   if (const Value* optim = find_dict(tree, "optim")) state.optim = named_optim(*optim);
   state.train = trainer_of(tree, *model);
   return state;

@@ -22,11 +22,12 @@ struct OlmoState {
   [[nodiscard]] Value tree() const;
 };
 
+enum class OlmoParts : std::uint8_t { model, all };
 // Takes a tree apart. One that has no dict "model" but holds tensors is a model alone; a tree whose
 // only entry holds a "model" is looked through (the DCP guide's {"app": ...}); entries beside
 // "model", "optim" and "train" belong to the trainer, as in a `rank*.pt` (checkpoint-rows O-60).
 // Model and optimizer get clean names. Throws `mismatch` when there is no model.
-[[nodiscard]] OlmoState olmo_state_of(const Value& tree);
+[[nodiscard]] OlmoState olmo_state_of(const Value& tree, OlmoParts parts = OlmoParts::all);
 
 // A model state dict with clean names; itself when they are clean. Throws `conflict` when two names
 // become one.

@@ -267,7 +267,10 @@ void write_olmo_legacy(ConvertJob& job, const OlmoState& state) {
 
 void write_olmo(ConvertJob& job) {
   if (job.options.ranks < 1) throw Error(ErrorCode::invalid_argument, "a target for no ranks");
-  const OlmoState state = olmo_state_of(keeps_tree(job) ? *job.source.root : unflatten(job.leaves));
+  // What is not written need not have OLMo's form.
+  const OlmoParts parts = job.options.olmo.model_only ? OlmoParts::model : OlmoParts::all;
+  const OlmoState state =
+      olmo_state_of(keeps_tree(job) ? *job.source.root : unflatten(job.leaves), parts);
   switch (job.options.to) {
     case CheckpointKind::olmo_full:
       write_olmo_full(job, state);
