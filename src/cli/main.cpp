@@ -21,6 +21,7 @@
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 #include "tessera/library.h"
+#include "tessera/run_directory.h"
 
 namespace tessera::cli {
 
@@ -67,8 +68,36 @@ void add_open(CLI::App& command, OpenOptions& open) {
                    "torch.save: whole modules as they were pickled; default: their state dicts");
 }
 
+namespace {
+
+// Names the checkpoints of the run that somebody took for one.
+[[noreturn]] void refuse_run(const std::string& path, const Error& error) {
+  std::vector<RunCheckpoint> run;
+  try {
+    run = run_checkpoints(path);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the first error says more
+  }
+  if (run.empty()) throw Error(error);
+  const auto name_of = [](const RunCheckpoint& one) {
+    return run_checkpoint_name(one.step, one.unsharded);
+  };
+  std::string names = name_of(run.front());
+  if (run.size() > 1) names += " (the newest) to " + name_of(run.back());
+  throw Error(ErrorCode::not_found, "this is a run of " + counted(run.size(), "checkpoint") +
+                                        ", not a checkpoint; name one of them: " + names)
+      .at_path(path);
+}
+
+}  // namespace
+
 Checkpoint opened(const std::string& path, const OpenOptions& options) {
-  Checkpoint checkpoint = Checkpoint::open(path, options);
+  Checkpoint checkpoint;
+  try {
+    checkpoint = Checkpoint::open(path, options);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    refuse_run(path, error);
+  }
   require_used(options, checkpoint);
   return checkpoint;
 }

@@ -142,6 +142,15 @@ class Usage(Case):
         (self.dcp / "__0_0.distcp").unlink()
         self.assertIn("the file is missing", tessera("verify", self.dcp).stderr)
 
+    def test_a_run_names_its_checkpoints(self):
+        run = self.work / "run"
+        for step in (5, 10):
+            shutil.copytree(self.dcp, run / f"step{step}")
+        for verb in (["ls", run], ["stat", run], ["cat", run, "x"]):
+            self.refused("not_found", *verb)
+            self.assertIn("a run of 2 checkpoints, not a checkpoint; name one of them: step10 (the newest) to step5", tessera(*verb).stderr)
+        self.refused("not_found", "ls", self.work)  # no run
+
     def test_one_is_not_several(self):
         one = self.safetensors("one.safetensors", {"w": ("U8", [1], b"x")})
         self.assertIn("ok: 1 tensor, ", tessera("verify", one).stdout)
