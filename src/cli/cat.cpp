@@ -177,7 +177,7 @@ void cat_value(const Leaf& leaf, bool as_json) {
   if (!as_json) return fmt::print("{}\n", render(leaf.value, 1 << 20));
   nlohmann::ordered_json json;
   json["name"] = leaf.name;
-  json["value"] = json_of(leaf.value, kMostValues);
+  add_value(leaf.value, kMostValues, json);
   print_json(json, -1);
 }
 

@@ -23,8 +23,9 @@ struct CopyArguments {
   CopyOptions copy;
 };
 
-void print_document(const CopyReport& report, double seconds) {
+void print_document(const CopyReport& report, const std::string& target, double seconds) {
   nlohmann::ordered_json json;
+  json["target"] = target;
   json["checkpoints"] = report.checkpoints;
   json["files"] = report.files;
   json["bytes"] = report.bytes;
@@ -63,7 +64,7 @@ int copy(const CopyArguments& options, const Common& common) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (common.json) {
-    print_document(report, seconds);
+    print_document(report, options.target, seconds);
   } else if (!common.quiet) {
     print_text(report, options.target, seconds);
   }

@@ -84,6 +84,34 @@ std::optional<Json> bounded(const Value& value, std::size_t& left) {
   return Json(render(value, kLongestText));
 }
 
+// As type(value).__name__ says it; an object's is its class.
+std::string python_type(const Value& value) {
+  switch (value.kind()) {
+    case Kind::none:
+      return "NoneType";
+    case Kind::boolean:
+      return "bool";
+    case Kind::integer:
+      return "int";
+    case Kind::real:
+      return "float";
+    case Kind::complex:
+      return "complex";
+    case Kind::string:
+      return "str";
+    case Kind::dict:
+      return std::string(type_name(value.dict_kind()));
+    case Kind::global:
+      return "type";
+    case Kind::object:
+      return value.as_object().name();
+    default: {  // "a list"
+      const std::string_view described = describe(value.kind());
+      return std::string(described.substr(described.find(' ') + 1));
+    }
+  }
+}
+
 std::string float_text(DType dtype, const std::byte* at) {
   if (dtype == DType::float64) {
     double value = 0;
@@ -170,6 +198,12 @@ nlohmann::ordered_json element_json(DType dtype, const std::byte* at) {
   const std::string text = float_text(dtype, at);
   const double value = std::strtod(text.c_str(), nullptr);
   return std::isfinite(value) ? Json(value) : Json(text);
+}
+
+void add_value(const Value& value, std::size_t most, nlohmann::ordered_json& row) {
+  row["type"] = python_type(value);
+  row["value"] = json_of(value, most);
+  row["text"] = render(value, most * 16);
 }
 
 nlohmann::ordered_json facts_of(const Error& error) {

@@ -18,6 +18,10 @@ namespace tessera::cli {
 // gives, and so the whole value when it is made of more than `most` values.
 [[nodiscard]] nlohmann::ordered_json json_of(const Value& value, std::size_t most);
 
+// The facts of a value that is no tensor, added to a row: "type" as Python names it, "value" as
+// above, and "text", which tells a tuple from a list and bytes from text at any depth.
+void add_value(const Value& value, std::size_t most, nlohmann::ordered_json& row);
+
 // One element of a tensor as text: integers as they are, floats by the shortest text, complex
 // numbers as 1+2j, what C++ has no type for by its bytes.
 [[nodiscard]] std::string element_text(DType dtype, const std::byte* at);

@@ -81,7 +81,7 @@ void print_leaves(const std::vector<Leaf>& leaves) {
       item["pieces"] = tensor.pieces.size();
       item["files"] = file_count(tensor);
     } else {
-      item["value"] = json_of(leaf.value, kMostListed);
+      add_value(leaf.value, kMostListed, item);
     }
     rows.add(item);
   }

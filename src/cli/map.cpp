@@ -61,11 +61,12 @@ std::string drawn(const Slice& slice, const Shape& shape) {
   return line;
 }
 
-nlohmann::ordered_json json_of(const Piece& piece) {
+nlohmann::ordered_json json_of(const Piece& piece, DType dtype) {
   nlohmann::ordered_json row;
   if (rank_of(piece) >= 0) row["rank"] = rank_of(piece);
   row["file"] = file_of(piece);
   if (piece.storage) row["offset"] = piece.storage->offset;
+  row["bytes"] = static_cast<std::uint64_t>(numel(piece.slice)) * size_of(dtype);
   if (const Box* box = std::get_if<Box>(&piece.slice)) {
     row["offsets"] = box->offsets;
     row["sizes"] = box->sizes;
@@ -79,8 +80,11 @@ nlohmann::ordered_json json_of(const Piece& piece) {
 nlohmann::ordered_json json_of(const Leaf& leaf) {
   const Tensor& tensor = leaf.value.as_tensor();
   auto pieces = nlohmann::ordered_json::array();
-  for (const Piece& piece : tensor.pieces) pieces.push_back(json_of(piece));
-  return {{"name", leaf.name}, {"shape", tensor.shape}, {"pieces", std::move(pieces)}};
+  for (const Piece& piece : tensor.pieces) pieces.push_back(json_of(piece, tensor.dtype));
+  return {{"name", leaf.name},
+          {"dtype", to_string(tensor.dtype)},
+          {"shape", tensor.shape},
+          {"pieces", std::move(pieces)}};
 }
 
 void print_tensor(const Leaf& leaf) {

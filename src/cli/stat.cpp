@@ -73,6 +73,7 @@ void print_document(const Checkpoint& checkpoint, const Facts& facts) {
   json["file_bytes"] = facts.file_bytes;
   json["optimizer"] = facts.optimizer;
   json["complete"] = true;
+  json["metadata"] = checkpoint.metadata;
   json["warnings"] = checkpoint.warnings;
   print_json(json);
 }
@@ -91,6 +92,8 @@ void print_lines(const Checkpoint& checkpoint, const Facts& facts) {
   fmt::print("values      {}\n", facts.values);
   fmt::print("files       {} ({})\n", checkpoint.files.size(), human_bytes(facts.file_bytes));
   fmt::print("optimizer   {}\n", facts.optimizer ? "yes" : "no");
+  for (const auto& [key, value] : checkpoint.metadata)
+    fmt::print("metadata    {}: {}\n", printable(key, 200), printable(value, 200));
   fmt::print("complete    yes: every tensor is covered once, every file is there\n");
 }
 

@@ -67,6 +67,27 @@ class Answers(unittest.TestCase):
 
     # Values ----------------------------------------------------------------------------------------
 
+    def test_json_tells_types_as_the_text_does(self):
+        value = {"tuple": (1, [2]), "list": [1, 2], "bytes": b"ab", "text": "ab", "int": 7, "real": 7.0, "none": None, "flag": True, "set": {1}}
+        path = self.torch_file(value)
+        rows = {row["name"]: row for row in answer("ls", path)}
+        leaves = {name: value for name, value in value.items() if name not in ("list",)}
+        for name, item in leaves.items():
+            self.assertEqual((rows[name]["type"], rows[name]["text"]), (type(item).__name__, repr(item)), name)
+            shown = answer("cat", path, name)
+            self.assertEqual((shown["type"], shown["text"]), (type(item).__name__, repr(item)), name)
+        self.assertEqual(tessera("cat", path, "tuple").stdout, "(1, [2])\n")
+
+    def test_a_file_tells_its_own_metadata(self):
+        path = self.safetensors("m.safetensors", {"w": ("U8", [1], b"x")}, {"format": "pt", "license": "mit"})
+        self.assertEqual(answer("stat", path)["metadata"]["license"], "mit")
+        self.assertIn("license: mit", tessera("stat", path).stdout)
+
+    def test_map_tells_dtypes_and_bytes(self):
+        path = self.safetensors("m.safetensors", {"w": ("F32", [2, 3], bytes(24))})
+        (row,) = answer("map", path)
+        self.assertEqual((row["dtype"], row["pieces"][0]["bytes"]), ("float32", 24))
+
     def test_diff_prints_numbers_as_they_are(self):
         for dtype, code, x, y, text, largest in (
                 ("F64", "d", 1.0, 1.0 + 1e-9, "largest difference 1e-09", (1.0 + 1e-9) - 1.0),
