@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""What a command prints and what it answers with --json are the same facts, for every golden checkpoint.
+
+    facts_test.py TESSERA GOLDEN_DIRECTORY
+"""
+import json
+import os
+import pathlib
+import re
+import sys
+import unittest
+
+from made import Case, tessera
+
+
+class Facts(unittest.TestCase):
+    def checkpoints(self):
+        """Files and directories that ls opens; there are 30 or more."""
+        found = []
+        for path in sorted([*Case.golden.glob("*.pt"), *Case.golden.glob("*.safetensors"), *(Case.golden / "checkpoints").iterdir()]):
+            if tessera("ls", path).returncode == 0:
+                found.append(path)
+        self.assertGreaterEqual(len(found), 30)
+        return found
+
+    def both(self, *arguments):
+        """The lines of text, and the document."""
+        text, document = tessera(*arguments), tessera(*arguments, "--json")
+        self.assertEqual((text.returncode, text.stderr), (document.returncode, document.stderr))
+        return text.stdout.splitlines(), json.loads(document.stdout)
+
+    def test_ls(self):
+        for path in self.checkpoints():
+            (head, *lines), rows = self.both("ls", path)
+            starts = [head.index(column) for column in ("name", "dtype", "shape")]
+            self.assertEqual(len(lines), len(rows), path)
+            for line, row in zip(lines, rows):
+                name, dtype, rest = (line[begin:end].strip() for begin, end in zip(starts, [*starts[1:], None]))
+                self.assertEqual(name, row["name"])
+                if "shape" in row:
+                    shown = rest.rsplit(None, 3)
+                    self.assertEqual([dtype, json.loads(shown[0]), *map(int, shown[1:])],
+                                     [row["dtype"], row["shape"], row["bytes"], row["pieces"], row["files"]])
+                else:
+                    kept = rest.removesuffix("...")
+                    self.assertTrue(row["text"].startswith(kept.rstrip()), (rest, row["text"]))
+
+    def test_stat(self):
+        for path in self.checkpoints():
+            lines, facts = self.both("stat", path)
+            shown = dict(line.split(None, 1) for line in lines if not line.startswith(("metadata", "world size", "save id")))
+            self.assertEqual(shown["kind"], facts["kind"])
+            self.assertEqual(int(shown["parameters"]), facts["parameters"])
+            self.assertEqual(int(shown["tensors"].split()[0]), facts["tensors"])
+            inner = re.search(r"and (\d+) inside of values", shown["tensors"])
+            self.assertEqual(int(inner[1]) if inner else 0, facts["inner_tensors"])
+            self.assertEqual(int(shown["values"]), facts["values"])
+            self.assertEqual(int(shown["files"].split()[0]), facts["files"])
+            self.assertEqual(shown["optimizer"] == "yes", facts["optimizer"])
+            world = [int(line.split()[-1]) for line in lines if line.startswith(("world size", "writers"))]
+            self.assertEqual(world, [facts["writers"]] if facts["writers"] else [])
+            self.assertEqual(sum(line.startswith("metadata") for line in lines), len(facts["metadata"]))
+
+    def test_verify(self):
+        for path in self.checkpoints():
+            text, document = tessera("verify", path), tessera("verify", path, "--json")
+            self.assertEqual(text.returncode, document.returncode)
+            facts = json.loads(document.stdout)
+            if facts["ok"]:
+                self.assertEqual(int(re.match(r"ok: (\d+) tensors?", text.stdout)[1]), facts["tensors"])
+                inner = re.search(r"and (\d+) inside of values", text.stdout)
+                self.assertEqual(int(inner[1]) if inner else 0, facts["inner_tensors"])
+                listed = json.loads(tessera("stat", path, "--json").stdout)
+                self.assertEqual((facts["tensors"], facts["inner_tensors"]), (listed["tensors"], listed["inner_tensors"]), path)
+            for finding in facts["findings"]:
+                self.assertIn(finding["text"], text.stderr)
+
+    def test_map(self):
+        for path in self.checkpoints():
+            lines, rows = self.both("map", path)
+            pieces = [line for line in lines if line.startswith("  ")]
+            heads = lines[:len(rows) + len(pieces)]
+            heads = [line for line in heads if not line.startswith("  ")]
+            self.assertEqual(len(heads), len(rows), path)
+            self.assertEqual(len(pieces), sum(len(row["pieces"]) for row in rows))
+            for head, row in zip(heads, rows):
+                self.assertEqual(head, f"{row['name']}  {row['dtype']} {row['shape']}")
+            files = {}
+            for row in rows:
+                for piece in row["pieces"]:
+                    files.setdefault(piece["file"], []).append(piece["bytes"])
+            ends = lines[len(rows) + len(pieces):]
+            self.assertEqual(len(ends), len(files))
+            for line in ends:
+                count, name = re.search(r"(\d+) pieces?  (.*)$", line).groups()
+                self.assertEqual(int(count), len(files[name]))
+
+    def test_scan(self):
+        for path in self.checkpoints():
+            lines, facts = self.both("scan", path)
+            self.assertEqual(len(lines) - 1, len(facts["names"]))
+            self.assertEqual(int(re.search(r"in (\d+) pickles?", lines[-1])[1]), facts["pickles"])
+            for line, row in zip(lines, facts["names"]):
+                self.assertTrue(line.startswith(row["kind"]) and row["name"] in line, (line, row))
+
+    def test_diff(self):
+        checkpoints = self.checkpoints()
+        for a, b in zip(checkpoints, checkpoints[1:]):
+            lines, rows = self.both("diff", a, b)
+            if not rows:
+                self.assertTrue(lines[0].startswith("equal: "))
+                continue
+            self.assertEqual(len(lines), len(rows))
+            for line, row in zip(lines, rows):
+                self.assertTrue(line.startswith(row["kind"]), line)
+                self.assertIn(row["name"], line)
+
+
+if __name__ == "__main__":
+    Case.command, Case.golden = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
