@@ -7,10 +7,43 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sys
+import tempfile
 import unittest
 
 from made import Case, tessera
+
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/formats/json.md"
+
+
+def schema():
+    """Command -> path of a field -> its types, as the page has them."""
+    found, command = {}, None
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            command = found.setdefault(line[3:], {})
+        elif row := re.match(r"\| `([^`]+)` \| ([^|]+) \|", line):
+            command[row[1]] = (set(row[2].strip().removesuffix("?").split(" or ")), row[2].strip().endswith("?"))
+    return found
+
+
+def fields(value, rules, path=""):
+    """Each field with its type, as the page names them."""
+    rule = rules.get(path)
+    if rule and "any" in rule[0]:
+        yield path, "any"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            named = f"{path}.{key}" if path else key
+            starred = f"{path}.*" if path else "*"
+            yield from fields(item, rules, starred if starred in rules else named)
+    elif isinstance(value, list):
+        for item in value:
+            yield from fields(item, rules, path + "[]")
+    else:
+        yield path, "null" if value is None else type(value).__name__
 
 
 class Facts(unittest.TestCase):
@@ -102,6 +135,58 @@ class Facts(unittest.TestCase):
             self.assertEqual(int(re.search(r"in (\d+) pickles?", lines[-1])[1]), facts["pickles"])
             for line, row in zip(lines, facts["names"]):
                 self.assertTrue(line.startswith(row["kind"]) and row["name"] in line, (line, row))
+
+    def as_the_page_says(self, command, *arguments):
+        """Every field that the command answers is on the page, with its type; those without "?" are there."""
+        done = tessera(*arguments, "--json")
+        document = json.loads(done.stdout)
+        rules = schema()["failure" if isinstance(document, dict) and "error" in document else command]
+        seen = set()
+        for path, kind in fields(document, rules):
+            self.assertIn(path, rules, (arguments, "is not on the page"))
+            self.assertIn(kind, rules[path][0], (arguments, path))
+            seen.add(path)
+        if isinstance(document, dict):
+            needed = {path for path, (kinds, is_optional) in rules.items() if not is_optional and not set(path) & set("[*") and "any" not in kinds}
+            self.assertLessEqual(needed, seen, arguments)
+        return seen
+
+    def test_answers_are_as_the_page_says(self):
+        work = pathlib.Path(tempfile.mkdtemp(prefix="tessera-facts-"))
+        self.addCleanup(shutil.rmtree, work)
+        seen = {}
+        def ask(command, *arguments):
+            seen.setdefault(command, set()).update(self.as_the_page_says(command, *arguments))
+        checkpoints = self.checkpoints()
+        for number, path in enumerate(checkpoints):
+            for verb in ("ls", "map", "stat", "verify", "scan"):
+                ask(verb, verb, path)
+            names = [row["name"] for row in json.loads(tessera("ls", path, "--json").stdout)]
+            for name in names[:2] + names[-2:]:
+                ask("cat", "cat", path, "--", name)
+            ask("diff", "diff", path, checkpoints[number - 1])
+            ask("convert", "convert", path, work / f"{number}.pt")
+            ask("copy", "copy", work / f"{number}.pt", work / f"copied-{number}.pt")
+            ask("diff", "diff", path, work / f"{number}.pt")
+        damaged = work / "damaged.pt"
+        whole = (work / "0.pt").read_bytes()
+        damaged.write_bytes(whole[:len(whole) // 2] + b"\x55" + whole[len(whole) // 2 + 1:])
+        ask("verify", "verify", damaged)
+        changed = work / "changed.safetensors"
+        changed.write_bytes((Case.golden / "dtypes.safetensors").read_bytes()[:-1] + b"\x55")
+        ask("diff", "diff", changed, Case.golden / "dtypes.safetensors")
+        ask("seal", "seal", changed)
+        (work / "run").mkdir()
+        shutil.copytree(Case.golden / "checkpoints/c2", work / "run/step1")
+        ask("gc", "gc", work / "run")
+        ask("failure", "ls", work / "none")
+        for command, rules in schema().items():
+            self.assertIn(command, seen)
+            unseen = {path for path in rules if path not in seen[command]}
+            self.assertLessEqual(unseen, {"[].pieces[].offsets[]", "error.key", "error.offset", "names[].how", "problems[]", "warnings[]",
+                                          "leftovers[].kind", "leftovers[].path", "leftovers[].bytes", "leftovers[].age",
+                                          "leftovers[].removed", "leftovers[].problem", "findings[].path", "findings[].key",
+                                          "findings[].offset"}, command)
 
     def test_diff(self):
         checkpoints = self.checkpoints()
