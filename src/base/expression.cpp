@@ -181,10 +181,10 @@ class GlobTranslator {
 
   // "[:alpha:]" in a set; nothing where none stands.
   std::string take_class(std::size_t& at) const {
-    constexpr std::array<std::string_view, 12> kNames{"alnum", "alpha", "blank", "cntrl",
+    constexpr std::array<std::string_view, 12> kClasses{"alnum", "alpha", "blank", "cntrl",
                                                       "digit", "graph", "lower", "print",
                                                       "punct", "space", "upper", "xdigit"};
-    for (const std::string_view name : kNames) {
+    for (const std::string_view name : kClasses) {
       const std::string text = "[:" + std::string(name) + ":]";
       if (at > glob_.size() || glob_.size() - at < text.size()) continue;
       if (std::equal(text.begin(), text.end(), glob_.begin() + static_cast<std::ptrdiff_t>(at))) {

@@ -132,9 +132,9 @@ void read_box(const Leaf& leaf, const Box& box, const std::function<void(ByteVie
 }
 
 const Leaf* leaf_named(const Checkpoint& checkpoint, const std::string& name) {
-  if (const Leaf* leaf = checkpoint.find(name)) return leaf;
   const auto printed = printed_name(name);
-  return printed ? checkpoint.find(*printed) : nullptr;
+  const Leaf* leaf = printed ? checkpoint.find(*printed) : nullptr;
+  return leaf != nullptr ? leaf : checkpoint.find(name);
 }
 
 // "w[0]" can be a name of its own: then it is not a slice of "w".

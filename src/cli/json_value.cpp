@@ -206,7 +206,7 @@ void add_value(const Value& value, std::size_t most, nlohmann::ordered_json& row
   row["text"] = render(value, most * 16);
 }
 
-nlohmann::ordered_json facts_of(const Error& error) {
+nlohmann::ordered_json facts_of_error(const Error& error) {
   Json facts = Json::object();
   facts["code"] = to_string(error.code());
   facts["message"] = error.message();
@@ -217,7 +217,7 @@ nlohmann::ordered_json facts_of(const Error& error) {
 }
 
 nlohmann::ordered_json json_of(const Error& error) {
-  return {{"error", facts_of(error)}};
+  return {{"error", facts_of_error(error)}};
 }
 
 void print_json(const nlohmann::ordered_json& json, int indent) {

@@ -29,7 +29,7 @@ void add_value(const Value& value, std::size_t most, nlohmann::ordered_json& row
 [[nodiscard]] nlohmann::ordered_json element_json(DType dtype, const std::byte* at);
 
 // {"code", "message", "path", "key", "offset"}; the last three where they are known.
-[[nodiscard]] nlohmann::ordered_json facts_of(const Error& error);
+[[nodiscard]] nlohmann::ordered_json facts_of_error(const Error& error);
 // {"error": these facts}
 [[nodiscard]] nlohmann::ordered_json json_of(const Error& error);
 

@@ -44,8 +44,8 @@ void print_document(const VerifyReport& report) {
   json["findings"] = nlohmann::ordered_json::array();
   for (const Finding& finding : report.findings) {
     nlohmann::ordered_json row{{"code", to_string(finding.code)}, {"text", finding.text}};
-    for (const auto& [fact, value] : facts_of(finding.error).items())
-      if (fact != "code") row[fact] = value;
+    const nlohmann::ordered_json facts = facts_of_error(finding.error);
+    for (const auto& [fact, value] : facts.items()) row[fact] = value;
     json["findings"].push_back(std::move(row));
   }
   print_json(json);

@@ -346,7 +346,7 @@ class Answers(unittest.TestCase):
         for kind, extension in (("torch", ".pt"), ("safetensors", ".safetensors")):
             for target, written in ((self.work / kind, self.work / kind), (f"{self.work}/out/", self.work / "out" / f"model{extension}")):
                 done = tessera("convert", source, target, "--to", kind)
-                self.assertTrue(done.stdout.startswith(f"{written}: 1 tensors"), done.stdout)
+                self.assertTrue(done.stdout.startswith(f"{written}: 1 tensor,"), done.stdout)
                 self.assertTrue(written.is_file())
         self.assertEqual(answer("convert", source, self.work / "b.pt")["target"], str(self.work / "b.pt"))
         self.assertEqual(answer("convert", source, self.work / "d", "--to", "dcp")["target"], str(self.work / "d"))

@@ -107,8 +107,8 @@ class Usage(Case):
         self.assertNotIn("\x1b", self.drawn(["verify", source], 80, term="dumb"))
 
     def test_cat_says_what_it_takes(self):
-        self.assertIn("the beginning of", tessera("cat", self.dcp, "model").stderr)
-        self.refused("invalid_argument", "cat", self.dcp, "model", exit_code=2)
+        self.assertIn("the beginning of", tessera("cat", self.dcp, "app.model").stderr)
+        self.refused("invalid_argument", "cat", self.dcp, "app.model", exit_code=2)
         self.refused("not_found", "cat", self.dcp, "modle")
         name = next(row["name"] for row in json.loads(tessera("ls", self.dcp, "--json").stdout) if row.get("shape"))
         for slices, said in (("[::2]", "has a step"), ("[99999999999999999999]", "beyond 64 bits"), ("[]", "is empty"), ("[a]", "begin:end")):
@@ -125,7 +125,7 @@ class Usage(Case):
             self.assertIn("not a pipe or a device", done.stderr)
             self.assertEqual(done.returncode, 3)
             self.assertEqual(subprocess.run([TESSERA, "ls", "/dev/stdin"], stdin=file, capture_output=True).returncode, 0)
-        self.refused("unsupported", "ls", "/dev/null")
+        self.refused("io", "ls", "/dev/null")
 
     def test_a_cache_is_for_urls(self):
         self.refused("invalid_argument", "ls", self.dcp, "--local-cache", self.work / "cache", exit_code=2)

@@ -295,7 +295,7 @@ Place place_of(const Location& given) {
   if (::stat(path.c_str(), &status) != 0) return replaced_place(path);
   if (S_ISDIR(status.st_mode)) return {posix_store(path)};
   if (!S_ISREG(status.st_mode)) {
-    throw Error(ErrorCode::unsupported,
+    throw Error(ErrorCode::io,
                 "a checkpoint is read at many places: it has to be a file, not a pipe or a device")
         .at_path(path);
   }

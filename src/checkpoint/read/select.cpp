@@ -42,6 +42,12 @@ bool Choice::add(const std::string& key) {
   return (printed && add_named(*printed)) || add_glob(key);
 }
 
+bool Choice::add_printed(const std::string& key) {
+  sort_names();
+  const auto printed = printed_name(key);
+  return (printed && add_named(*printed)) || add(key);
+}
+
 bool Choice::add_named(const std::string& name) {
   const bool there = add_from(name, [&name](std::string_view other) { return other == name; });
   const std::string below = name + ".";
@@ -128,7 +134,7 @@ std::string note_of_unnamed_model(const std::vector<Leaf>& leaves) {
 bool add(Choice& choice, const std::vector<Leaf>& leaves, const std::string& key,
          std::vector<std::string>& notes) {
   if (key == "optim") return choice.add_if(is_optimizer_state);
-  if (key != "model") return choice.add(key);
+  if (key != "model") return choice.add_printed(key);
   const bool is_named =
       std::ranges::any_of(leaves, [](const Leaf& leaf) { return is_model_state(leaf, true); });
   if (!is_named) {

@@ -21,6 +21,9 @@ class Choice {
   // none, those of the name that is printed as `key`; if there are none, those whose names the glob
   // fits. Returns whether there are any.
   bool add(const std::string& key);
+  // The same of what somebody has read: the name that is printed so comes before the one that is
+  // so.
+  bool add_printed(const std::string& key);
   // Adds those that fit, and returns whether there are any.
   template <typename Fits>
   bool add_if(const Fits& fits) {

@@ -68,12 +68,9 @@ TEST(Select, SaysThatAModelOfAFileIsMoreThanItsNamesSay) {
 }
 
 TEST(Select, WhatIsPrintedSelects) {
-  const std::vector<std::string> all = {
-    "['a']['b']", "a\nb",
-    "a
-    b ", "[ab] ", " a ", "\x41 ", " A ", " w "};
-    std::vector<Leaf>
-        leaves;
+  const std::vector<std::string> all = {"['a']['b']", "a\\nb", "a\nb", "[ab]",
+                                        "a",          "\\x41", "A",    "w\x9b"};
+  std::vector<Leaf> leaves;
   for (const std::string& name : all) leaves.push_back(leaf({name}));
   for (const std::string& name : all) {
     EXPECT_EQ(names(select(leaves, {printable_name(name)}, "c").leaves),

@@ -288,8 +288,7 @@ void check_all(const Location& where, const RunCheck& check, bool part) {
   const VerifyReport report =
       part ? verify(Checkpoint::open(where, {.part = true}), how) : verify(where, how);
   if (report.findings.empty()) return;
-  const auto& [code, text] = report.findings.front();
-  throw Error(code, text.substr(to_string(code).size() + std::string_view(": ").size()));
+  throw Error(report.findings.front().error);
 }
 
 // `part`: one rank's file, of which no more is looked at.

@@ -147,7 +147,8 @@ TEST_F(ResumeTest, DirectoriesAreThoseOfOneRun) {
 // A file of each tensor, of which three are finished when a run is interrupted.
 class ResumedSetTest : public ResumeTest {
  protected:
-  ResumedSetTest() { options_.max_shard_size = kTensorBytes; }
+  // A file of one tensor, whose header is on top.
+  ResumedSetTest() { options_.max_shard_size = kTensorBytes + kTensorBytes / 2; }
 
   // What three files hold, which are left in `left_`, besides tensors.
   void interrupt() { ResumeTest::interrupt(target_, kTensors * kTensorBytes); }
