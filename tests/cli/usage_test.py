@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pathlib
+import pickle
 import pty
 import re
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import termios
 import unittest
+import zipfile
 
 from made import Case, tessera, write_safetensors
 
@@ -150,6 +152,39 @@ class Usage(Case):
             self.refused("not_found", *verb)
             self.assertIn("a run of 2 checkpoints, not a checkpoint; name one of them: step10 (the newest) to step5", tessera(*verb).stderr)
         self.refused("not_found", "ls", self.work)  # no run
+
+    def test_verify_reads_the_trainers_of_all_ranks(self):
+        for kind in ("olmo-torch-new", "olmo-local"):
+            target = self.work / kind
+            done = tessera("convert", GOLDEN / "checkpoints/fsdp1_uop0_ws2_old_local", target, "--to", kind, "--ranks", "3")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for side_file in target.glob("tessera-*.json"):  # digests would find it
+                side_file.unlink()
+            self.assertEqual(tessera("verify", target).returncode, 0)
+            for rank in range(3):
+                path = target / f"train/rank{rank}.pt"
+                whole = path.read_bytes()
+                with zipfile.ZipFile(path) as archive:
+                    (record,) = [item for item in archive.infolist() if "/data/" in item.filename]
+                    content = archive.read(record)
+                at = whole.index(content, record.header_offset + 30 + len(record.filename))
+                path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+                done = tessera("verify", target)
+                self.assertEqual(done.returncode, 1, (kind, rank))
+                self.assertIn(f"rank{rank}.pt", done.stderr)
+                path.write_bytes(whole)
+
+    def test_a_model_alone_asks_nothing_of_the_optimizer(self):
+        # Numbers where OLMo has names, as PyTorch's own optimizers have them.
+        state = {"model": {"w": 3.0}, "optim": {"state": {0: {"step": 1}}, "param_groups": [{"params": [0], "lr": 0.1}]}}
+        numbered = self.work / "numbered.pt"
+        with zipfile.ZipFile(numbered, "w") as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps(state, 2))
+            archive.writestr("archive/version", "3\n")
+        self.refused("mismatch", "unshard", numbered, self.work / "whole")
+        alone = tessera("unshard", numbered, self.work / "alone", "--model-only")
+        self.assertEqual(alone.returncode, 0, alone.stderr)
+        self.assertEqual(sorted(path.name for path in (self.work / "alone").iterdir() if path.suffix == ".pt"), ["model.pt"])
 
     def test_one_is_not_several(self):
         one = self.safetensors("one.safetensors", {"w": ("U8", [1], b"x")})
