@@ -474,7 +474,7 @@ class Scan {
   ScanReport report_;
 };
 
-ScanReport scan_object(std::shared_ptr<Store> store, const std::string& name,
+ScanReport scan_object(const std::shared_ptr<Store>& store, const std::string& name,
                        const ScanOptions& options) {
   Scan scan(store, options);
   if (!safetensors::is_index(name)) {
