@@ -63,10 +63,10 @@ std::size_t columns() {
 }
 
 std::string drawn(double share) {
-  constexpr int kWidth = 30;
-  const int filled = std::clamp(static_cast<int>(share * kWidth), 0, kWidth);
+  constexpr int kBarWidth = 30;
+  const int filled = std::clamp(static_cast<int>(share * kBarWidth), 0, kBarWidth);
   return std::string(static_cast<std::size_t>(filled), '#') +
-         std::string(static_cast<std::size_t>(kWidth - filled), '.');
+         std::string(static_cast<std::size_t>(kBarWidth - filled), '.');
 }
 
 }  // namespace

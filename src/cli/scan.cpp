@@ -53,15 +53,15 @@ void print_report(const ScanReport& report) {
 // SARIF 2.1.0, which code hosts and their checks read: a result for each name that is not vetted or
 // allowed, and for each problem.
 void print_sarif(const ScanReport& report) {
-  using Json = nlohmann::ordered_json;
-  Json results = Json::array();
+  using Sarif = nlohmann::ordered_json;
+  Sarif results = Sarif::array();
   const auto add = [&results](std::string_view rule, const std::string& text, std::string where) {
-    Json result{{"ruleId", rule},
-                {"level", rule == to_string(NameKind::dangerous) ? "error" : "warning"},
-                {"message", {{"text", text}}}};
+    Sarif result{{"ruleId", rule},
+                 {"level", rule == to_string(NameKind::dangerous) ? "error" : "warning"},
+                 {"message", {{"text", text}}}};
     where = where.substr(0, where.find(':'));
     if (!where.empty())
-      result["locations"] = Json::array(
+      result["locations"] = Sarif::array(
           {{{"physicalLocation", {{"artifactLocation", {{"uri", std::move(where)}}}}}}});
     results.push_back(std::move(result));
   };
@@ -71,12 +71,12 @@ void print_sarif(const ScanReport& report) {
         name.name + " in " + name.first + (name.how.empty() ? "" : ": " + name.how), name.first);
   }
   for (const std::string& problem : report.problems) add("problem", problem, {});
-  const Json driver{{"name", "tessera"},
-                    {"version", version()},
-                    {"rules", {{{"id", "dangerous"}}, {{"id", "unknown"}}, {{"id", "problem"}}}}};
-  print_json(Json{{"version", "2.1.0"},
-                  {"$schema", "https://json.schemastore.org/sarif-2.1.0.json"},
-                  {"runs", {{{"tool", {{"driver", driver}}}, {"results", std::move(results)}}}}});
+  const Sarif driver{{"name", "tessera"},
+                     {"version", version()},
+                     {"rules", {{{"id", "dangerous"}}, {{"id", "unknown"}}, {{"id", "problem"}}}}};
+  print_json(Sarif{{"version", "2.1.0"},
+                   {"$schema", "https://json.schemastore.org/sarif-2.1.0.json"},
+                   {"runs", {{{"tool", {{"driver", driver}}}, {"results", std::move(results)}}}}});
 }
 
 int scan(const std::string& path, const ScanOptions& options, bool sarif, const Common& common) {

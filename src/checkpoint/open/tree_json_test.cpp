@@ -174,8 +174,9 @@ Json expected_real(const Value& value) {
   return expected_hex("torch", torch_file::write(value, "archive"));
 }
 
+using Kind = Value::Kind;
+
 Json expected(const Value& value) {
-  using Kind = Value::Kind;
   const bool is_plain = value.is(Kind::dict) && value.dict_kind() == DictKind::dict &&
                         value.container_state() == nullptr;
   if (is_plain) return expected_dict(value);

@@ -306,7 +306,8 @@ TEST(StrangeStates, AWeightWithTwoNamesIsThereUnderBoth) {
 TEST(StrangeStates, ARankThatIsToStopEndsTheSaveOfAllAndTheOldOneStays) {
   std::vector<Strange> tensors;
   for (int i = 0; i < 4; ++i) {
-    Strange& made = tensors.emplace_back(Strange{.name = "m" + std::to_string(i) + ".w"});
+    Strange& made = tensors.emplace_back();
+    made.name = "m" + std::to_string(i) + ".w";
     made.shape = {128, 1024};
     made.expanded = {true, true};
     made.order = {1, 0};
