@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -29,7 +30,7 @@ std::string human_time(double seconds) {
     const char* name;
   };
   constexpr std::array<Unit, 4> kUnits{{{86400, "d"}, {3600, "h"}, {60, "min"}, {1, "s"}}};
-  const auto whole = static_cast<std::uint64_t>(seconds + 0.5);
+  const auto whole = static_cast<std::uint64_t>(std::llround(seconds));
   for (std::size_t i = 0; i + 1 < kUnits.size(); ++i) {
     if (whole < kUnits[i].seconds) continue;
     return fmt::format("{} {} {} {}", whole / kUnits[i].seconds, kUnits[i].name,
