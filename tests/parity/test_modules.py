@@ -151,7 +151,7 @@ def test_diff_says_that_it_compares_state_dicts(tmp_path):
     assert json.loads(run("diff", *paths, "--json").stdout) == []
     raw = subprocess.run([TESSERA, "diff", *paths, "--raw"], check=False, capture_output=True, text=True)
     assert raw.returncode == 1 and "7 of 7 elements differ" in raw.stdout, raw.stdout + raw.stderr
-    assert run("diff", paths[0], paths[0], "--raw").stdout == "equal: 1 leaves, bit for bit\n"
+    assert run("diff", paths[0], paths[0], "--raw").stdout == "equal: 1 leaf, bit for bit\n"
     assert run("diff", tmp_path / "state.pt", tmp_path / "state.pt").stdout == text + "\n"
 
 

@@ -494,26 +494,10 @@ bool is_metadata(std::string_view name) {
   return name == kDcpMetadata || is_rank_metadata(name);
 }
 
-// Whether anything of a checkpoint may be in a file of that name.
-bool may_be_scanned(const std::string& name) {
+// Whether a file of that name is a checkpoint's, whatever is in it. Others may be, too.
+bool is_named_so(const std::string& name) {
   return said_by(name) == Said::pickle || is_metadata(name) || name.ends_with(".safetensors") ||
          name.ends_with(".distcp");
-}
-
-ScanReport scan_directory(const std::shared_ptr<Store>& store, const ScanOptions& options) {
-  Scan scan(store, options);
-  const std::vector<ObjectInfo> objects = store->list();
-  if (std::ranges::none_of(objects, may_be_scanned, &ObjectInfo::name)) {
-    throw Error(ErrorCode::not_found, "the directory has no file of a checkpoint")
-        .at_path(store->name())
-        .as_no_checkpoint();
-  }
-  for (const ObjectInfo& object : objects) {
-    // Pickles in data files are what `.metadata` names.
-    if (!object.name.ends_with(".distcp")) scan.file(object.name, said_by(object.name));
-    if (is_metadata(object.name)) scan.items(object.name);
-  }
-  return std::move(scan).report();
 }
 
 // What is not looked into when a directory is listed: links to directories, and what is closed.
@@ -531,6 +515,26 @@ void tell_unseen(const std::string& directory, ScanReport& report) {
   } catch (const Error& error) {
     report.problems.emplace_back(error.what());
   }
+}
+
+// `path`: of a directory on a disk; else empty.
+ScanReport scan_directory(const std::shared_ptr<Store>& store, const ScanOptions& options,
+                          const std::string& path = "") {
+  Scan scan(store, options);
+  const std::vector<ObjectInfo> objects = store->list();
+  for (const ObjectInfo& object : objects) {
+    // Pickles in data files are what `.metadata` names.
+    if (!object.name.ends_with(".distcp")) scan.file(object.name, said_by(object.name));
+    if (is_metadata(object.name)) scan.items(object.name);
+  }
+  ScanReport report = std::move(scan).report();
+  if (!path.empty()) tell_unseen(path, report);
+  const bool is_one = report.pickles > 0 || !report.problems.empty() ||
+                      std::ranges::any_of(objects, is_named_so, &ObjectInfo::name);
+  if (is_one) return report;
+  throw Error(ErrorCode::not_found, "the directory has no file of a checkpoint")
+      .at_path(store->name())
+      .as_no_checkpoint();
 }
 
 }  // namespace
@@ -559,9 +563,7 @@ ScanReport scan(const std::string& path, const ScanOptions& options) {
   if (!fs::exists(file, error))
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
   if (fs::is_directory(file, error)) {
-    ScanReport report = scan_directory(posix_store(file.string()), options);
-    tell_unseen(file.string(), report);
-    return report;
+    return scan_directory(posix_store(file.string()), options, file.string());
   }
   // The files of a set are beside its index, not beside what a link to that leads to.
   if (!safetensors::is_index(file.filename().string())) file = end_of_links(file.string());
