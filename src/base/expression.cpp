@@ -182,8 +182,8 @@ class GlobTranslator {
   // "[:alpha:]" in a set; nothing where none stands.
   std::string take_class(std::size_t& at) const {
     constexpr std::array<std::string_view, 12> kClasses{"alnum", "alpha", "blank", "cntrl",
-                                                      "digit", "graph", "lower", "print",
-                                                      "punct", "space", "upper", "xdigit"};
+                                                        "digit", "graph", "lower", "print",
+                                                        "punct", "space", "upper", "xdigit"};
     for (const std::string_view name : kClasses) {
       const std::string text = "[:" + std::string(name) + ":]";
       if (at > glob_.size() || glob_.size() - at < text.size()) continue;
@@ -243,10 +243,27 @@ std::optional<Expression> letters_of(std::string_view glob) {
 
 }  // namespace
 
+namespace {
+
+// The user has not written the expression that may be too large.
+template <typename Make>
+auto compiled_glob(std::string_view glob, const Make& make) {
+  try {
+    return make();
+  } catch (const Error&) {
+    throw Error(ErrorCode::limit,
+                "a glob of " + std::to_string(glob.size()) + " bytes is too long");
+  }
+}
+
+}  // namespace
+
 Glob::Glob(std::string_view glob)
-    : letters_(letters_of(glob)),
-      bytes_(GlobTranslator(bytes_of(glob), Expression::Letters::bytes).run(),
-             Expression::Letters::bytes) {}
+    : letters_(compiled_glob(glob, [&] { return letters_of(glob); })),
+      bytes_(compiled_glob(glob, [&] {
+        return Expression(GlobTranslator(bytes_of(glob), Expression::Letters::bytes).run(),
+                          Expression::Letters::bytes);
+      })) {}
 
 bool Glob::fits(std::string_view text) const {
   return letters_ && codes_of(text) ? letters_->matches(text) : bytes_.matches(text);

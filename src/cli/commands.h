@@ -10,6 +10,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/convert.h"
+#include "tessera/error.h"
 #include "tessera/stores.h"
 
 namespace tessera::cli {
@@ -39,6 +40,8 @@ void as_size(CLI::Option* option, bool decimal);
 void one_of(CLI::Option* option, const std::vector<std::string>& values);
 // The options --part and --raw of commands that open a file.
 void add_open(CLI::App& command, OpenOptions& open);
+// Throws what opening `path` has thrown; where that is a run, with the names of its checkpoints.
+[[noreturn]] void refuse_run(const std::string& path, const Error& error);
 // As Checkpoint::open; an option that this checkpoint has no use for is `invalid_argument`.
 [[nodiscard]] Checkpoint opened(const std::string& path, const OpenOptions& options);
 // An option that may be repeated takes one value each time.

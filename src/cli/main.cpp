@@ -68,10 +68,7 @@ void add_open(CLI::App& command, OpenOptions& open) {
                    "torch.save: whole modules as they were pickled; default: their state dicts");
 }
 
-namespace {
-
-// Names the checkpoints of the run that somebody took for one.
-[[noreturn]] void refuse_run(const std::string& path, const Error& error) {
+void refuse_run(const std::string& path, const Error& error) {
   std::vector<RunCheckpoint> run;
   try {
     run = run_checkpoints(path);
@@ -87,8 +84,6 @@ namespace {
                                         ", not a checkpoint; name one of them: " + names)
       .at_path(path);
 }
-
-}  // namespace
 
 Checkpoint opened(const std::string& path, const OpenOptions& options) {
   Checkpoint checkpoint;

@@ -68,8 +68,13 @@ int verify(const VerifyArguments& options, const Common& common) {
     ProgressBar bar("verify", common);
     report = verify_part(options, bar.hook());
   }
-  if (const Error* obstacle = report.obstacle()) throw *obstacle;
+  const Error* const obstacle = report.obstacle();
+  if (obstacle != nullptr && report.findings.size() == 1) {
+    if (obstacle->code() == ErrorCode::not_found) refuse_run(options.path, *obstacle);
+    throw Error(*obstacle);
+  }
   common.json ? print_document(report) : print_lines(report);
+  if (obstacle != nullptr) return kFailed;
   return report.findings.empty() ? kDone : kNo;
 }
 

@@ -104,6 +104,10 @@ class Answers(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (1, f"value    w  1 of 6 elements differ, first at [1, 2], {text}\n"))
             (row,) = answer("diff", a, b)
             self.assertEqual((row["different"], row["elements"], row["first"], row["largest_difference"]), (1, 6, [1, 2], largest))
+        # NaN stays the largest, whatever follows it.
+        a, b = (self.safetensors(f"{name}.safetensors", {"w": ("F32", [2], struct.pack("<2f", *values))})
+                for name, values in (("a", (float("nan"), 0.0)), ("b", (1.0, -0.0))))
+        self.assertIn("2 of 2 elements differ, first at [0], largest difference nan\n", tessera("diff", a, b).stdout)
         a, b = (self.safetensors(f"{name}.safetensors", {"w": ("F32", [], struct.pack("<f", value))}) for name, value in (("a", 1), ("b", 2)))
         self.assertIn("first at [], largest difference 1\n", tessera("diff", a, b).stdout)
 

@@ -148,7 +148,7 @@ class Usage(Case):
         run = self.work / "run"
         for step in (5, 10):
             shutil.copytree(self.dcp, run / f"step{step}")
-        for verb in (["ls", run], ["stat", run], ["cat", run, "x"]):
+        for verb in (["ls", run], ["stat", run], ["cat", run, "x"], ["verify", run]):
             self.refused("not_found", *verb)
             self.assertIn("a run of 2 checkpoints, not a checkpoint; name one of them: step10 (the newest) to step5", tessera(*verb).stderr)
         self.refused("not_found", "ls", self.work)  # no run
@@ -199,6 +199,9 @@ class Usage(Case):
         self.refused("not_found", "scan", empty)
         (empty / "README.md").write_text("nothing here")
         self.refused("not_found", "scan", empty)
+        self.refused("not_found", "verify", empty)
+        (empty / "weights").write_bytes(b"cos\nsystem\n(S'true'\ntR.")  # a pickle under a name that nobody knows
+        self.assertEqual(tessera("scan", empty).returncode, 1)
         self.assertEqual(tessera("scan", self.dcp).returncode, 0)
 
     def test_scan_takes_an_index_for_its_set(self):
@@ -225,6 +228,7 @@ class Usage(Case):
         for target in (self.dcp / "inner", self.dcp / "a/b", link / "inner", self.dcp / "../dcp/inner"):
             self.refused("invalid_argument", "copy", self.dcp, target, exit_code=2)
         self.assertFalse((self.dcp / "inner").exists())
+        self.assertEqual(tessera("copy", ".", "backup", cwd=self.dcp).returncode, 2)
         self.assertEqual(tessera("copy", self.dcp, self.work / "dcp-beside").returncode, 0)
 
     @unittest.skipIf(os.geteuid() != 0, "needs another user to be shut out")

@@ -59,7 +59,8 @@ class Differences {
       largest_integer_ = std::max(largest_integer_, distance(x, y));
     } else if (is_numeric_) {
       const double distance = std::abs(number(x) - number(y));
-      if (!(distance <= largest_)) largest_ = distance;  // NaN is the largest of all
+      // NaN is the largest of all.
+      if (!std::isnan(largest_) && !(distance <= largest_)) largest_ = distance;
     }
   }
 

@@ -311,12 +311,13 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
 }  // namespace
 
 const Error* VerifyReport::obstacle() const noexcept {
-  const auto is_obstacle = [](const Finding& finding) {
-    return is_one_of(finding.code, ErrorCode::io, ErrorCode::timeout) ||
-           finding.error.is_no_checkpoint();
-  };
-  const bool has_only_such = !findings.empty() && std::ranges::all_of(findings, is_obstacle);
-  return has_only_such ? &findings.front().error : nullptr;
+  if (findings.empty()) return nullptr;
+  // Parts that a checkpoint lacks are `incomplete`.
+  const bool is_absent = findings.size() == 1 && findings[0].code == ErrorCode::not_found;
+  const bool is_shut = std::ranges::all_of(findings, [](const Finding& finding) {
+    return is_one_of(finding.code, ErrorCode::io, ErrorCode::timeout);
+  });
+  return is_absent || is_shut ? &findings.front().error : nullptr;
 }
 
 VerifyReport verify(const Location& where, const VerifyOptions& options) {

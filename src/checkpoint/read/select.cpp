@@ -103,17 +103,25 @@ constexpr std::string_view kArrow = "=>";
 // Bytes: finding all matches may take the square of this.
 constexpr std::size_t kLongestName = 4096;
 
+bool is_one(const PathPart& part, std::span<const std::string_view> names) {
+  const auto* key = std::get_if<std::string>(&part);
+  return key != nullptr && std::ranges::find(names, *key) != names.end();
+}
+
 bool has_step(const Leaf& leaf, std::span<const std::string_view> names) {
-  return std::any_of(leaf.path.begin(), leaf.path.end(), [&names](const PathPart& part) {
-    const auto* key = std::get_if<std::string>(&part);
-    return key != nullptr && std::ranges::find(names, *key) != names.end();
-  });
+  return std::ranges::any_of(leaf.path, [&](const PathPart& part) { return is_one(part, names); });
+}
+
+// Below such a step: a leaf "model" may be a model's name.
+bool is_below(const Leaf& leaf, std::span<const std::string_view> names) {
+  const auto steps = std::span(leaf.path).first(leaf.path.empty() ? 0 : leaf.path.size() - 1);
+  return std::ranges::any_of(steps, [&](const PathPart& part) { return is_one(part, names); });
 }
 
 // Trees name their model's part; a file without such a part is a model but for its optimizer's.
 bool is_model_state(const Leaf& leaf, bool named) {
   constexpr std::array<std::string_view, 3> kNames{"model", "state_dict", "model_state_dict"};
-  return named ? has_step(leaf, kNames) : !is_optimizer_state(leaf);
+  return named ? is_below(leaf, kNames) : !is_optimizer_state(leaf);
 }
 
 // A file of a model alone may have names that begin with "model." and others beside them.

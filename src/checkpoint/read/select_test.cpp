@@ -57,6 +57,11 @@ TEST(Select, PartsOfATrainingState) {
   EXPECT_TRUE(file.notes.empty());
 }
 
+TEST(Select, TheNameOfAModelIsNoModel) {
+  const std::vector<Leaf> leaves = {leaf({"net", "w"}), leaf({"args", "model"})};
+  EXPECT_EQ(select(leaves, {"model"}, "c").leaves.size(), 2U);  // all but the optimizer's
+}
+
 TEST(Select, SaysThatAModelOfAFileIsMoreThanItsNamesSay) {
   const std::vector<Leaf> leaves = {leaf({"model.w"}), leaf({"lm_head"}), leaf({"bias"})};
   const Selection all = select(leaves, {"model"}, "c");

@@ -246,22 +246,24 @@ Location file_at(const Location& to) {
   return located_file(is_on_disk(to) ? Location(end_of_links(without_file_scheme(to.path))) : to);
 }
 
-// Where a directory is, whatever links lead there.
+// Where a directory is, whatever links lead there; of a store its place in there.
 std::string place_name(const Location& where) {
+  if (where.store) return where.name;
   if (!is_on_disk(where)) return directory_store(where)->name();
   std::error_code none;
-  const std::string path = without_file_scheme(where.path);
-  const auto canonical = std::filesystem::weakly_canonical(path, none);
-  return none ? path : canonical.string();
+  const auto path = std::filesystem::absolute(without_file_scheme(where.path), none);
+  return std::filesystem::weakly_canonical(path, none).string();
 }
 
 // Each copy would be a part of the next one.
 void require_outside(const Location& to, const Location& from) {
+  if (to.store != from.store) return;  // one name may be of two stores
   std::string outer = place_name(from);
-  if (!outer.ends_with('/')) outer += '/';
-  if (!place_name(to).starts_with(outer)) return;
+  if (!outer.empty() && !outer.ends_with('/')) outer += '/';
+  const std::string inner = place_name(to);
+  if (inner.empty() || !inner.starts_with(outer)) return;
   throw Error(ErrorCode::invalid_argument, "the target lies in the directory that is to be copied")
-      .at_path(to.path.empty() ? directory_store(to)->name() : to.path);
+      .at_path(to_string(to));
 }
 
 }  // namespace
