@@ -158,6 +158,7 @@ class Hostile(unittest.TestCase):
         for text in ('{"meta":{"a": 1}}', "cat\ndog\nmouse\n", "In the beginning\nwas a word", "I am here\nand there\n", "# a\nb: c\n"):
             (self.work / "run").mkdir(exist_ok=True)
             (self.work / "run" / "notes").write_text(text)
+            (self.work / "run" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # else there is no checkpoint
             self.assertEqual(scan(self.work / "run")[0], 0, text)
 
     def test_extensions_are_names(self):
