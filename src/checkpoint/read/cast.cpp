@@ -274,6 +274,15 @@ bool has_larger(const std::array<Number, kLookedAt>& numbers, Number most) {
   return larger != 0;
 }
 
+void add_changes(std::span<const double> before, std::span<const double> after, CastLoss& loss) {
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    if (!std::isfinite(before[i]) || before[i] == after[i]) continue;
+    const bool is_infinite = std::isinf(after[i]);
+    loss.infinities = loss.infinities || is_infinite;
+    loss.integers = loss.integers || (!is_infinite && before[i] == std::trunc(before[i]));
+  }
+}
+
 }  // namespace
 
 void add_loss(DType from, const std::byte* in, DType to, const std::byte* out, std::int64_t count,
@@ -297,13 +306,7 @@ void add_loss(DType from, const std::byte* in, DType to, const std::byte* out, s
       cast(from, old, DType::float64, reinterpret_cast<std::byte*>(before.data()), part);
     }
     cast(to, made, DType::float64, reinterpret_cast<std::byte*>(after.data()), part);
-    for (std::size_t i = 0; i < size; ++i) {
-      if (!std::isfinite(before[i]) || before[i] == after[i]) continue;
-      if (std::isinf(after[i]))
-        loss.infinities = true;
-      else if (before[i] == std::trunc(before[i]))
-        loss.integers = true;
-    }
+    add_changes(std::span(before).first(size), std::span(after).first(size), loss);
   }
 }
 
