@@ -13,6 +13,7 @@ namespace tessera {
 #if defined(__x86_64__)
 
 // GCC 12's header begins some results with a register as it is.
+#pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
 namespace {
@@ -67,6 +68,8 @@ __attribute__((target("avx512f,vpclmulqdq"))) std::size_t fold_crc32(
   _mm512_storeu_si512(folded.data() + 3 * kRow, d);
   return size;
 }
+
+#pragma GCC diagnostic pop
 
 #else
 

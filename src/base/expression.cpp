@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
 
 #include "base/text.h"
 #include "tessera/error.h"
@@ -125,15 +126,22 @@ namespace {
 
 using Codes = std::vector<std::uint32_t>;
 
-std::optional<Codes> codes_of(std::string_view text) {
-  Codes codes;
+// Gives `take` each character; false: the text is no UTF-8.
+template <typename Take>
+bool for_each_code(std::string_view text, const Take& take) {
   while (!text.empty()) {
     const Rune rune = first_rune(text);
-    if (rune.length == 0 || is_surrogate(rune.code)) return std::nullopt;
-    codes.push_back(rune.code);
+    if (rune.length == 0 || is_surrogate(rune.code)) return false;
+    take(rune.code);
     text.remove_prefix(rune.length);
   }
-  return codes;
+  return true;
+}
+
+std::optional<Codes> codes_of(std::string_view text) {
+  Codes codes;
+  const bool is_whole = for_each_code(text, [&](std::uint32_t code) { codes.push_back(code); });
+  return is_whole ? std::optional(std::move(codes)) : std::nullopt;
 }
 
 Codes bytes_of(std::string_view text) {
@@ -241,10 +249,6 @@ std::optional<Expression> letters_of(std::string_view glob) {
   return Expression(GlobTranslator(*codes, Expression::Letters::utf8).run());
 }
 
-}  // namespace
-
-namespace {
-
 // The user has not written the expression that may be too large.
 template <typename Make>
 auto compiled_glob(std::string_view glob, const Make& make) {
@@ -266,7 +270,8 @@ Glob::Glob(std::string_view glob)
       })) {}
 
 bool Glob::fits(std::string_view text) const {
-  return letters_ && codes_of(text) ? letters_->matches(text) : bytes_.matches(text);
+  const bool is_utf8 = letters_ && for_each_code(text, [](std::uint32_t) {});
+  return is_utf8 ? letters_->matches(text) : bytes_.matches(text);
 }
 
 }  // namespace tessera

@@ -119,10 +119,9 @@ void add_scan(CLI::App& app, Common& common, Action& action) {
       "scan", "Lists every name that the pickles would import, and whether it was looked at");
   command->footer(kScanExamples);
   command->add_option("checkpoint", *path, "file or directory")->required();
-  command
-      ->add_option("--allow", options->allow,
-                   "a name or glob of your own classes: no unknown name then; may be repeated")
-      ->allow_extra_args(false);
+  one_each(command->add_option(
+      "--allow", options->allow,
+      "a name or glob of your own classes: no unknown name then; may be repeated"));
   command->add_flag("--sarif", *sarif, "print the report as SARIF 2.1.0");
   add_common(*command, common);
   add_local_cache(*command, common);
