@@ -303,14 +303,29 @@ void require_mxfp4(const Leaf& blocks, const Leaf& scales) {
     refuse(ErrorCode::mismatch, blocks, scales, "expected a scale for every last dimension");
 }
 
+// Blocks of experts lie as [expert, out, in], and the parameter of that name is [expert, in, out] in
+// transformers: a view, or a square weight would be loaded the wrong way around without an error.
+void turn_around(Tensor& tensor) {
+  if (tensor.shape.size() != 3) return;
+  const std::int64_t rows = tensor.shape[1];
+  const std::int64_t columns = tensor.shape[2];
+  tensor.shape = {tensor.shape[0], columns, rows};
+  Piece& piece = tensor.pieces.front();
+  piece.slice = whole(tensor.shape);
+  piece.strides = {checked_mul(rows, columns), 1, columns};
+}
+
 Leaf mxfp4(const Leaf& blocks, const Leaf& scales, DType to) {
   require_mxfp4(blocks, scales);
   const Tensor& tensor = blocks.value.as_tensor();
   Shape shape = groups_of(tensor.shape);
   shape.back() =
       checked_mul(checked_mul<std::int64_t>(shape.back(), tensor.shape.back()), std::int64_t{2});
-  return computed_leaf(blocks.name.substr(0, blocks.name.size() - kBlocks.size()), std::move(shape),
-                       to, std::make_shared<Mxfp4>(blocks, scales, to), blocks);
+  Leaf leaf =
+      computed_leaf(blocks.name.substr(0, blocks.name.size() - kBlocks.size()), std::move(shape),
+                    to, std::make_shared<Mxfp4>(blocks, scales, to), blocks);
+  turn_around(leaf.value.as_tensor());
+  return leaf;
 }
 
 // Quantized tensors and their scales, which go by each other's names.

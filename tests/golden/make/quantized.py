@@ -3,7 +3,8 @@ stand for (CRC-32 of the elements, every NaN made the same), computed here by to
 
     python quantized.py OUT
 
-Scales lie in another file than their weights; block rows and columns are cut short at the end.
+Scales lie in another file than their weights; block rows and columns are cut short at the end. Needs transformers (5.24.0),
+whose own function says which way around experts are.
 """
 import json
 import os
@@ -12,6 +13,7 @@ import zlib
 
 import torch
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 torch.manual_seed(7)
 BLOCK = 128
@@ -48,7 +50,10 @@ scales["e.weight_scale_inv"] = torch.tensor([[120, 140]], dtype=torch.uint8).vie
 plain["e.weight"] = block_scaled(weights["e.weight"], scales["e.weight_scale_inv"])
 weights["experts_blocks"] = torch.randint(0, 256, (2, 3, 4, 16), dtype=torch.uint8)
 scales["experts_scales"] = torch.tensor([0, 1, 100, 127, 128, 254, 255, 120] * 3, dtype=torch.uint8).reshape(2, 3, 4)
-plain["experts"] = mxfp4(weights["experts_blocks"], scales["experts_scales"])
+plain["experts"] = mxfp4(weights["experts_blocks"], scales["experts_scales"]).transpose(1, 2).contiguous()
+# transformers takes the scale 255 for a power of two; the format's definition is NaN.
+theirs = convert_moe_packed_tensors(weights["experts_blocks"], scales["experts_scales"], dtype=torch.float32)
+assert torch.equal(theirs[~plain["experts"].isnan()], plain["experts"][~plain["experts"].isnan()])
 weights["n"] = plain["n"] = torch.ones(3)
 weights["lone.weight"] = plain["lone.weight"] = torch.ones(2, 2).to(torch.float8_e4m3fn)
 
