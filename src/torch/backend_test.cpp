@@ -217,6 +217,14 @@ TEST(SameHost, AllRanksChooseTheSame) {
   setenv("TESSERA_SAME_HOST", "no", 1);
   EXPECT_THAT(error_of([] { chosen({true}); }).message(), HasSubstr("TESSERA_SAME_HOST=no"));
   setenv("TESSERA_SAME_HOST", kept.c_str(), 1);
+  const char* slot_before = std::getenv("TESSERA_SAME_HOST_SLOT");
+  const std::string slot = slot_before != nullptr ? slot_before : "262144";
+  for (const char* wrong : {"", "4095", "4097", "64M", "134217728", "-4096"}) {
+    setenv("TESSERA_SAME_HOST_SLOT", wrong, 1);
+    EXPECT_THAT(error_of([] { chosen({true}); }).message(),
+                HasSubstr(std::string("TESSERA_SAME_HOST_SLOT=") + wrong + ","));
+  }
+  setenv("TESSERA_SAME_HOST_SLOT", slot.c_str(), 1);
 }
 
 }  // namespace

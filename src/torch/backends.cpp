@@ -8,9 +8,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
+#include <charconv>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "tessera/error.h"
 #include "torch/delegating_backend.h"
@@ -39,6 +41,24 @@ bool wants_same_host(const MeshOptions& options) {
                 "TESSERA_SAME_HOST=" + std::string(choice) + ", expected 0 or 1");
   }
   return options.same_host && choice == "1";
+}
+
+// TESSERA_SAME_HOST_SLOT=BYTES: a rank's ring is 32 slots of so many.
+same_host::RingSize wanted_ring() {
+  same_host::RingSize ring;
+  const char* text = std::getenv("TESSERA_SAME_HOST_SLOT");
+  if (text == nullptr) return ring;
+  const std::string_view choice = text;
+  const auto [end, error] =
+      std::from_chars(choice.data(), choice.data() + choice.size(), ring.slot_bytes);
+  constexpr std::size_t kLeast = 4096, kMost = 64U << 20U, kLine = 64;
+  const bool is_size = error == std::errc() && end == choice.data() + choice.size() &&
+                       ring.slot_bytes >= kLeast && ring.slot_bytes <= kMost &&
+                       ring.slot_bytes % kLine == 0;
+  if (is_size) return ring;
+  throw Error(ErrorCode::invalid_argument,
+              "TESSERA_SAME_HOST_SLOT=" + std::string(choice) +
+                  ", expected bytes, a multiple of 64 from 4096 to 67108864");
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
@@ -111,7 +131,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
   }
   const auto same_host = make_same_host_backend(
       c10::make_intrusive<c10d::PrefixStore>("tessera/same_host", store), rank, size,
-      {.wanted = wants_same_host(options), .deadline = options.deadline, .others = gloo});
+      {.wanted = wants_same_host(options),
+       .deadline = options.deadline,
+       .ring = wanted_ring(),
+       .others = gloo});
   if (device.is_cpu()) {
     if (same_host) {
       set(torch::kCPU, ProcessGroup::BackendType::CUSTOM, same_host);
