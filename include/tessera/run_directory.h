@@ -138,16 +138,17 @@ struct GcReport {
 
 // What killed saves, conversions and copies left in a directory and below it:
 //   - unfinished files, ".NAME.tmp-ATTEMPT", and directories, "NAME-tmp-ATTEMPT", also beside it;
+//     a directory of such a name without a writer's mark inside is somebody else's;
+//   - what waits for --resume, ".NAME.resume", and empty directories;
 //   - in DCP directories data files and side files that neither `.metadata`, nor the metadata of
 //     ranks, nor the digests name or, where none of these is there, whose names are of an attempt
 //     of ours; and probes. The checkpoint has to open without them, or nothing of the directory is
 //     touched.
 // What `.metadata` does not name counts from the time of that file on, because readers may still
-// have the one before. Work that waits for --resume stays. On a disk, what a living writer has
-// locked stays whatever its age. Stores have no locks, so there the age alone protects a writer,
-// and on network file systems, where the lock of a directory does not reach other hosts: these keep
-// what cannot be told unless `older_than` is an hour or more. A store that tells no times has only
-// what `older_than` 0 covers.
+// have the one before. On a disk, what a living writer has locked stays whatever its age. Stores
+// have no locks, so there the age alone protects a writer, and on network file systems, where the
+// lock of a directory does not reach other hosts: these keep what cannot be told unless
+// `older_than` is an hour or more. A store that tells no times has only what `older_than` 0 covers.
 //
 // What cannot be removed is told in Leftover::problem, and does not keep the rest; so is a
 // directory with leftovers whose checkpoint does not open.

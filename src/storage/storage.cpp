@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/process.h"
 #include "base/text.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
@@ -165,6 +166,23 @@ std::string to_string(const Location& where) {
   if (!where.store && is_web(where.path)) return where.path.substr(0, where.path.find('?'));
   if (!where.store) return where.path;
   return where.name.empty() ? where.store->name() : where.store->name() + "/" + where.name;
+}
+
+namespace {
+
+constexpr std::string_view kProbePrefix = "tessera-", kProbeSuffix = ".probe";
+
+}  // namespace
+
+std::string probe_name(const std::string& attempt) {
+  return std::string(kProbePrefix) + attempt + std::string(kProbeSuffix);
+}
+
+bool is_probe_name(std::string_view name) {
+  if (!name.starts_with(kProbePrefix) || !name.ends_with(kProbeSuffix)) return false;
+  name.remove_prefix(kProbePrefix.size());
+  name.remove_suffix(kProbeSuffix.size());
+  return is_attempt(name);
 }
 
 }  // namespace tessera

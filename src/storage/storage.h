@@ -30,6 +30,10 @@ void require_safe_name(std::string_view name, const std::string& store);
 // takes its place and for what had it.
 inline constexpr std::string_view kWorkMark = "-tmp-", kOldMark = ".old-";
 
+// "tessera-ATTEMPT.probe", a small object by which writers see who else looks at their place.
+[[nodiscard]] std::string probe_name(const std::string& attempt);
+[[nodiscard]] bool is_probe_name(std::string_view name);  // of any attempt
+
 // The object; null: there is none.
 [[nodiscard]] std::shared_ptr<ByteSource> open_if_there(const Store& store, std::string_view name);
 

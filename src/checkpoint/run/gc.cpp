@@ -1,9 +1,11 @@
 #include "tessera/run_directory.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -34,21 +36,16 @@ namespace {
 using std::chrono::seconds;
 using Time = std::chrono::system_clock::time_point;
 
-constexpr std::string_view kWorking = "-tmp-";
-
-// "NAME-tmp-ATTEMPT" of any name, or of this one.
-bool is_working_name(std::string_view name, std::string_view of = {}) {
-  const std::size_t at = name.rfind(kWorking);
-  if (at == std::string_view::npos || at == 0) return false;
-  return is_attempt(name.substr(at + kWorking.size())) && (of.empty() || name.substr(0, at) == of);
-}
-
 // Whether a directory is a part of one that is not finished: there only its writer knows what is
 // left over.
 bool is_in_work(const std::string& directory) {
   return std::ranges::any_of(std::filesystem::path(directory), [](const auto& part) {
     return is_working_name(part.native()) || is_resumable_name(part.native());
   });
+}
+
+std::string lock_of_work(const std::string& directory) {
+  return directory + "/" + std::string(kWorkLock);
 }
 
 struct Extent {
@@ -76,8 +73,16 @@ Leftover leftover_at(const std::string& path, LeftoverKind kind, Time now) {
           .age = std::chrono::duration_cast<std::chrono::seconds>(now - extent.last)};
 }
 
+// What a leftover on a disk is, which says how it is locked and removed.
+enum class Form : std::uint8_t { file, working, resumable, empty };
+
+struct OnDisk {
+  Leftover leftover;
+  Form form = Form::file;
+};
+
 struct DiskLeftovers {
-  std::vector<Leftover> found;           // unfinished files and directories, with their ages
+  std::vector<OnDisk> found;             // with their ages
   std::vector<std::string> directories;  // others, the given one among them
 };
 
@@ -88,13 +93,10 @@ class Search {
   void look_in(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
     result_.directories.push_back(directory);
     for (const DirectoryEntry& entry : entries) {
-      if (entry.is_directory && is_working_name(entry.name)) {
-        result_.found.push_back(leftover_at(entry.path, LeftoverKind::directory, now_));
-      } else if (entry.is_directory && !is_resumable_name(entry.name)) {
-        // What is closed to us we have not written.
-        if (const auto below = entries_if_open(entry.path)) look_in(entry.path, *below);
+      if (entry.is_directory) {
+        look_at(entry);
       } else if (is_temporary_name(entry.name)) {
-        result_.found.push_back(leftover_at(entry.path, LeftoverKind::file, now_));
+        add(entry.path, Form::file);
       }
     }
   }
@@ -102,15 +104,44 @@ class Search {
   void look_beside(const std::filesystem::path& directory) {
     const std::string name = directory.filename().string();
     if (name.empty() || name == "." || name == "..") return;
+    const std::string resumed = "." + name + std::string(kResumeMark);
     for (const DirectoryEntry& entry : readable_entries_of(directory_of(directory))) {
-      if (entry.is_directory && is_working_name(entry.name, name))
-        result_.found.push_back(leftover_at(entry.path, LeftoverKind::directory, now_));
+      if (entry.is_directory && (is_working_name(entry.name, name) || entry.name == resumed))
+        (void)add_work(entry);
     }
   }
 
   [[nodiscard]] DiskLeftovers take() { return std::move(result_); }
 
  private:
+  void look_at(const DirectoryEntry& directory) {
+    if (add_work(directory)) return;
+    const auto below = entries_if_open(directory.path);
+    if (!below) return;  // what is closed to us we have not written
+    if (below->empty()) return add(directory.path, Form::empty);
+    look_in(directory.path, *below);
+  }
+
+  // A directory that a writer made for its work has something in it that says so.
+  bool add_work(const DirectoryEntry& directory) {
+    std::error_code error;
+    const bool is_resumable = is_resumable_name(directory.name) &&
+                              std::filesystem::is_regular_file(lock_of_work(directory.path), error);
+    if (is_resumable) {
+      add(directory.path, Form::resumable);
+    } else if (is_working_directory(directory.path)) {
+      add(directory.path, Form::working);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  void add(const std::string& path, Form form) {
+    const LeftoverKind kind = form == Form::file ? LeftoverKind::file : LeftoverKind::directory;
+    result_.found.push_back({leftover_at(path, kind, now_), form});
+  }
+
   const Time now_;
   DiskLeftovers result_;
 };
@@ -274,25 +305,51 @@ bool may_be_dcp(const std::vector<ObjectInfo>& files) {
 }
 
 // What cannot be asked is listed with the reason.
-bool may_list(Leftover& leftover, const Collection& collection) {
+bool may_list(OnDisk& found, const Collection& collection) {
   try {
-    return collection.may_take(is_free(leftover.path));
+    const std::string& path = found.leftover.path;
+    return collection.may_take(is_free(found.form == Form::resumable ? lock_of_work(path) : path));
   } catch (const Error& error) {
-    leftover.problem = error.what();
+    found.leftover.problem = error.what();
     return true;
   }
 }
 
+// Who works in it has its lock.
+bool remove_resumable(const std::string& path) {
+  try {
+    WorkDirectory(path).remove();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::conflict) return false;
+    throw;
+  }
+}
+
+// One that is not empty any more stays.
+bool remove_empty(const std::string& path, const Collection& collection) {
+  if (!collection.may_take(is_free(path))) return false;
+  if (::rmdir(path.c_str()) == 0) return true;
+  if (is_one_of(errno, ENOTEMPTY, EEXIST, ENOENT)) return false;
+  throw_errno(errno, "remove directory", path);
+}
+
+bool remove_on_disk(const std::string& path, Form form, const Collection& collection) {
+  if (form == Form::resumable) return remove_resumable(path);
+  if (form == Form::empty) return remove_empty(path, collection);
+  return remove_free(path, collection.may_take(Locked::unknown));
+}
+
 void collect_disk(const std::string& directory, Collection& collection) {
   DiskLeftovers leftovers = disk_leftovers(directory, now());
-  for (Leftover& leftover : leftovers.found) {
-    const std::string path = leftover.path;
-    if (!collection.removes() && !may_list(leftover, collection)) {
+  for (OnDisk& found : leftovers.found) {
+    if (!collection.removes() && !may_list(found, collection)) {
       collection.spare();
       continue;
     }
-    collection.take(std::move(leftover),
-                    [&] { return remove_free(path, collection.may_take(Locked::unknown)); });
+    const std::string path = found.leftover.path;
+    collection.take(std::move(found.leftover),
+                    [&] { return remove_on_disk(path, found.form, collection); });
   }
   for (const std::string& path : leftovers.directories) {
     const auto store = posix_store(path);

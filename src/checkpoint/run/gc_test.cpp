@@ -14,6 +14,7 @@
 #include "checkpoint/run/testing.h"
 #include "conformance/temporary_directory.h"
 #include "conformance/unprivileged.h"
+#include "storage/posix/replaced_directory.h"
 #include "tessera/copy.h"
 #include "tessera/data_files.h"
 
@@ -43,13 +44,18 @@ std::vector<std::string> names_of(const GcReport& report, const std::string& bel
 std::string littered() {
   const std::string run = temporary_directory() + "/run";
   save_step(run + "/step1", 1);
-  for (const char* made : {"/step2", "/step3-tmp-0123456789ab", "/notes-tmp-march"})
-    fs::create_directory(run + made);
+  for (const char* made : {"/step2", "/step3-tmp-0123456789ab", "/notes-tmp-march",
+                           "/notes-tmp-0123456789ab", "/.q.resume/new", "/.mine.resume", "/step8"})
+    fs::create_directories(run + made);
   for (const char* left : {"/step1/__0_0_0123456789ab.distcp", "/step1/tessera-0123456789ab.probe",
                            "/step1/.x.pt.tmp-0123456789ab", "/step2/__3_1_0123456789ab.distcp",
-                           "/step3-tmp-0123456789ab/model.pt"}) {
+                           "/step3-tmp-0123456789ab/model.pt", "/.q.resume/new/model.pt"}) {
     write_text(run + left, "left");
   }
+  write_text(run + "/step3-tmp-0123456789ab/.work.tmp-0123456789ab", "");
+  write_text(run + "/.q.resume/lock", "");
+  for (const char* mine : {"/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt"})
+    write_text(run + mine, "a user's");
   write_text(run + "/step2/__0_0.distcp", "of another writer");
   write_text(run + "/notes-tmp-march/a.txt", "a user's");
   for (const auto& entry : fs::recursive_directory_iterator(run)) make_old(entry.path().string());
@@ -58,14 +64,17 @@ std::string littered() {
 
 TEST(Gc, FindsWhatKillsLeaveAndNothingElse_O26) {
   const std::string run = littered();
-  const std::vector<std::string> wanted{
-      "step1/.x.pt.tmp-0123456789ab", "step1/__0_0_0123456789ab.distcp",
-      "step1/tessera-0123456789ab.probe", "step2/__3_1_0123456789ab.distcp",
-      "step3-tmp-0123456789ab"};
+  const std::vector<std::string> wanted{".q.resume",
+                                        "step1/.x.pt.tmp-0123456789ab",
+                                        "step1/__0_0_0123456789ab.distcp",
+                                        "step1/tessera-0123456789ab.probe",
+                                        "step2/__3_1_0123456789ab.distcp",
+                                        "step3-tmp-0123456789ab",
+                                        "step8"};
   const GcReport listed = gc(run);
   EXPECT_EQ(names_of(listed, run), wanted);
   for (const Leftover& leftover : listed.leftovers) {
-    EXPECT_EQ(leftover.bytes, 4U);
+    EXPECT_EQ(leftover.bytes, leftover.path == run + "/step8" ? 0U : 4U);
     EXPECT_GE(leftover.age->count(), 47 * 3600);
     EXPECT_FALSE(leftover.removed);
     EXPECT_TRUE(fs::exists(leftover.path));
@@ -78,7 +87,10 @@ TEST(Gc, FindsWhatKillsLeaveAndNothingElse_O26) {
     EXPECT_FALSE(fs::exists(leftover.path));
   }
   EXPECT_TRUE(fs::exists(run + "/step2/__0_0.distcp"));
-  EXPECT_TRUE(fs::exists(run + "/notes-tmp-march/a.txt"));
+  // Names alone say nothing.
+  for (const char* mine :
+       {"/notes-tmp-march/a.txt", "/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt"})
+    EXPECT_TRUE(fs::exists(run + mine)) << mine;
   EXPECT_THAT(verify(run + "/step1").findings, IsEmpty());
   EXPECT_THAT(gc(run).leftovers, IsEmpty());
 }
@@ -87,6 +99,8 @@ TEST(Gc, WhatIsBesideADirectoryToBecomeItIsFound) {
   const std::string run = littered();
   fs::create_directory(run + "/step3");
   EXPECT_THAT(names_of(gc(run + "/step3"), run), ElementsAre("step3-tmp-0123456789ab"));
+  fs::create_directory(run + "/q");
+  EXPECT_THAT(names_of(gc(run + "/q"), run), ElementsAre(".q.resume"));
 }
 
 TEST(Gc, AWriterThatLivesKeepsItsFiles_C06) {
@@ -95,10 +109,14 @@ TEST(Gc, AWriterThatLivesKeepsItsFiles_C06) {
   const auto made = store->new_directory("step9", IfExists::fail);
   write_text(run + "/" + made->working() + "/model.pt", "live");
   const auto held = store->hold("step2");
+  const auto also_held = store->hold("step8");
+  const WorkDirectory resumed(run + "/.q.resume");
   const GcReport report = gc(run, {.remove = true, .older_than = std::chrono::seconds(0)});
   EXPECT_TRUE(fs::exists(run + "/" + made->working() + "/model.pt"));
   EXPECT_TRUE(fs::exists(run + "/step2/__3_1_0123456789ab.distcp"));
-  EXPECT_EQ(report.spared, 2U);
+  EXPECT_TRUE(fs::exists(run + "/.q.resume/new/model.pt"));
+  EXPECT_TRUE(fs::exists(run + "/step8"));
+  EXPECT_EQ(report.spared, 4U);
   EXPECT_FALSE(fs::exists(run + "/step3-tmp-0123456789ab"));
 }
 

@@ -23,8 +23,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kPrefix = "tessera-", kSuffix = ".probe";
-
 // A client of a network file system may remember that there is no such directory, until it makes
 // one itself and hears that it is there.
 void make_directory(Store& store, const std::string& name) {
@@ -36,17 +34,6 @@ void make_directory(Store& store, const std::string& name) {
 }
 
 }  // namespace
-
-std::string probe_name(const std::string& attempt) {
-  return std::string(kPrefix) + attempt + std::string(kSuffix);
-}
-
-bool is_probe_name(std::string_view name) {
-  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return false;
-  name.remove_prefix(kPrefix.size());
-  name.remove_suffix(kSuffix.size());
-  return is_attempt(name);
-}
 
 Probe::Probe(std::shared_ptr<Store> store, std::string name)
     : store_(std::move(store)), name_(std::move(name)) {

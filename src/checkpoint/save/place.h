@@ -13,6 +13,7 @@
 
 #include "base/process.h"
 #include "comm/message.h"
+#include "storage/storage.h"
 #include "tessera/comm.h"
 #include "tessera/storage.h"
 
@@ -21,11 +22,7 @@ namespace tessera {
 // Whether the ranks of a save write into the same place: before they do, rank 0 puts a small object
 // there, and every other rank looks for it.
 
-// "tessera-ATTEMPT.probe"
-[[nodiscard]] std::string probe_name(const std::string& attempt);
-[[nodiscard]] bool is_probe_name(std::string_view name);  // of any save
-
-// An object that goes with this.
+// An object that goes with this; it has a probe's name (storage/storage.h).
 class Probe {
  public:
   Probe(std::shared_ptr<Store> store, std::string name);

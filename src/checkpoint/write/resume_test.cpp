@@ -481,7 +481,7 @@ TEST_F(ResumeTest, DataFilesThatWereMovedAreTakenBack) {
 
 // Files that a conversion will publish look like leftovers of a killed one; nobody holds their
 // directory.
-TEST_F(ResumeTest, GcLeavesTheWorkAlone) {
+TEST_F(ResumeTest, GcTakesTheWorkWholeOrLeavesIt) {
   const GcOptions at_once{.remove = true, .older_than = std::chrono::seconds(0)};
   for (const auto& [name, kind] :
        {std::pair("d", CheckpointKind::dcp), std::pair("n", CheckpointKind::olmo_torch_new)}) {
@@ -489,8 +489,7 @@ TEST_F(ResumeTest, GcLeavesTheWorkAlone) {
     options_.ranks = 2;
     const std::string target = root_ + "/" + name;
     interrupt(target, 3 * kTensorBytes);
-    const GcReport report = gc(root_, at_once);
-    EXPECT_TRUE(report.leftovers.empty()) << report.leftovers.at(0).path;
+    EXPECT_EQ(gc(root_, {.remove = true}).spared, 1U);  // it is young
     (void)gc(posix_store(root_), at_once);
     EXPECT_GE(resume(target).bytes_resumed, 2 * kTensorBytes) << name;
     expect_equal(target);
@@ -501,6 +500,15 @@ TEST_F(ResumeTest, GcLeavesTheWorkAlone) {
       std::this_thread::sleep_for(std::chrono::milliseconds(101));
     };
     (void)convert(source_, target, live);
+    expect_equal(target);
+    fs::remove_all(target);
+    interrupt(target, 3 * kTensorBytes);
+    const GcReport report = gc(root_, at_once);
+    ASSERT_EQ(report.leftovers.size(), 1U) << name;
+    EXPECT_TRUE(report.leftovers[0].path.ends_with(kResumeMark));
+    EXPECT_GE(report.leftovers[0].bytes, 2 * kTensorBytes);
+    EXPECT_TRUE(report.leftovers[0].removed);
+    EXPECT_EQ(resume(target).bytes_resumed, 0U) << name;
     expect_equal(target);
   }
 }

@@ -120,28 +120,69 @@ void sync_tree(const std::string& directory) {
   sync_directory(directory);
 }
 
+// The mark of the sibling of this attempt: listings pass over a name of this form.
+std::string mark_name(std::string_view attempt) {
+  return ".work.tmp-" + std::string(attempt);
+}
+
+bool make_mark(const std::string& directory, const std::string& name) {
+  return static_cast<bool>(opened(directory + "/" + name, O_WRONLY | O_CREAT));
+}
+
 }  // namespace
+
+bool is_working_name(std::string_view name, std::string_view of) {
+  const std::size_t at = name.rfind(kWorkMark);
+  if (at == std::string_view::npos || at == 0) return false;
+  return is_attempt(name.substr(at + kWorkMark.size())) && (of.empty() || name.substr(0, at) == of);
+}
+
+bool is_working_directory(const std::string& path) {
+  const std::string name = fs::path(path).filename().string();
+  if (!is_working_name(name)) return false;
+  const std::size_t at = name.rfind(kWorkMark) + kWorkMark.size();
+  if (is_there(path + "/" + mark_name(name.substr(at)))) return true;
+  const auto entries = entries_if_open(path);
+  return entries && std::ranges::all_of(*entries, [](const DirectoryEntry& entry) {
+           return is_probe_name(entry.name);
+         });
+}
 
 ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists)
     : path_(without_slashes(path)), if_exists_(if_exists) {
   require_room();
   make_directories(directory_of(path_));
-  remove_abandoned_attempts(directory_of(path_),
-                            fs::path(path_).filename().string() + std::string(kWorkMark),
-                            fs::file_type::directory);
+  remove_abandoned_siblings();
   while (!lock_) make_sibling();
   take_access_of(path_, working_);
   is_ours_ = true;
 }
 
+void ReplacedDirectory::remove_abandoned_siblings() const {
+  const std::string name = fs::path(path_).filename().string();
+  for (const DirectoryEntry& entry : readable_entries_of(directory_of(path_))) {
+    const bool is_sibling = entry.is_directory && is_working_name(entry.name, name);
+    if (is_sibling && is_working_directory(entry.path)) remove_abandoned(entry.path);
+  }
+}
+
 // Without a lock afterwards: somebody took the new directory for an abandoned one.
 void ReplacedDirectory::make_sibling() {
-  const std::string working = path_ + std::string(kWorkMark) + random_attempt();
+  const std::string attempt = random_attempt();
+  const std::string working = path_ + std::string(kWorkMark) + attempt;
   if (::mkdir(working.c_str(), 0777) != 0) throw_errno(errno, "make directory", working);
   working_ = working;
+  mark_ = mark_name(attempt);
   Fd fd = opened(working, O_RDONLY | O_DIRECTORY);
   if (!fd && errno != ENOENT) throw_errno(errno, "open directory", working);
-  if (fd && try_lock(fd.get()) != Locked::no && is_there(working)) lock_ = LockedFd(std::move(fd));
+  if (!fd || try_lock(fd.get()) == Locked::no) return;
+  if (make_mark(working, mark_)) {
+    lock_ = LockedFd(std::move(fd));
+  } else if (errno != ENOENT) {
+    const int error = errno;
+    ::rmdir(working.c_str());
+    throw_errno(error, "mark directory", working);
+  }
 }
 
 ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists,
@@ -188,7 +229,19 @@ void ReplacedDirectory::commit(const NewDirectory::IsReplaced& is_replaced) {
     rename_to(working_, path_, false);
   }
   working_.clear();
+  unmark();
   sync_directory(directory_of(path_));
+}
+
+// What had the name is a sibling after the exchange. Where it cannot be marked nobody can remove
+// what is in it either.
+void ReplacedDirectory::mark_old() const {
+  if (!mark_.empty()) (void)make_mark(path_, mark_);
+}
+
+// A crash before this leaves a temporary file in the directory.
+void ReplacedDirectory::unmark() const {
+  if (!mark_.empty()) ::unlink((path_ + "/" + mark_).c_str());
 }
 
 // Who writes into a sibling that somebody has deleted makes it again, without what was in it.
@@ -200,6 +253,7 @@ void ReplacedDirectory::require_untouched() const {
 
 void ReplacedDirectory::exchange(const NewDirectory::IsReplaced& is_replaced) {
   std::string old = working_;
+  mark_old();
   const auto moved = id_of(working_);
   if (::renameat2(AT_FDCWD, working_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
     const int error = errno;
@@ -213,6 +267,7 @@ void ReplacedDirectory::exchange(const NewDirectory::IsReplaced& is_replaced) {
     keep_others(old, path_, "", is_replaced);
     sync_tree(path_);
   }
+  unmark();
   remove_all(old);
 }
 
@@ -259,8 +314,6 @@ void make_own_directory(const std::string& path) {
   require_ours(path, status);
 }
 
-constexpr std::string_view kLock = "lock";
-
 // None when the directory has gone.
 Fd open_lock(const std::string& path) {
   Fd fd = opened(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
@@ -277,7 +330,7 @@ void lock_alone(const Fd& fd, const std::string& directory) {
 
 // None when the process that had the lock until now has removed it.
 LockedFd lock_work(const std::string& directory) {
-  const std::string path = directory + "/" + std::string(kLock);
+  const std::string path = directory + "/" + std::string(kWorkLock);
   Fd fd = open_lock(path);
   if (!fd) return {};
   lock_alone(fd, directory);
@@ -302,12 +355,12 @@ void WorkDirectory::clear() {
   std::vector<DirectoryEntry> entries = entries_of(path_);
   std::ranges::sort(entries, {}, &DirectoryEntry::name);
   for (const DirectoryEntry& entry : entries)
-    if (entry.name != kLock) remove_all(entry.path);
+    if (entry.name != kWorkLock) remove_all(entry.path);
 }
 
 void WorkDirectory::remove() {
   clear();
-  ::unlink((path_ + "/" + std::string(kLock)).c_str());
+  ::unlink((path_ + "/" + std::string(kWorkLock)).c_str());
   ::rmdir(path_.c_str());
 }
 
