@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <system_error>
 #include <unordered_set>
 
@@ -172,23 +173,41 @@ std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
   return tensors;
 }
 
-// The trainer's files of ranks beyond the first, of which a checkpoint keeps rank 0's. What cannot
-// be opened is a finding.
-std::vector<Leaf> tensors_of_other_trainers(const Checkpoint& checkpoint,
-                                            std::vector<Finding>& findings) {
-  std::vector<Leaf> tensors;
-  for (const ObjectInfo& file : checkpoint.files) {
-    if (rank_of_own(file.name, std::string(kTrainState)).value_or(0) == 0) continue;
-    try {
-      const Value state =
-          Value::list({torch_file::read(std::make_shared<LazySource>(checkpoint.store, file))});
-      for (const InnerTensor& inner : inner_tensors(state))
-        tensors.push_back({file.name + inner.path, {}, *inner.tensor});
-    } catch (const Error& error) {
-      findings.emplace_back(error);
-    }
+// Whether the file is one rank's own, of which a checkpoint may keep another rank's values: where
+// they are the same, as far as checksums tell, or where each rank has its own.
+bool is_of_one_rank(const Checkpoint& checkpoint, const ObjectInfo& file) {
+  return is_one_of(checkpoint.kind, CheckpointKind::olmo_legacy, CheckpointKind::rank_files) ||
+         rank_of_own(file.name, std::string(kTrainState)).value_or(0) > 0;
+}
+
+// Where storages begin that are checked already: in which source, and at which byte of it.
+using Places = std::set<std::pair<std::string, std::uint64_t>>;
+
+void add_places(const Leaf& leaf, Places& places) {
+  for (const Piece& piece : leaf.value.as_tensor().pieces) {
+    if (piece.storage && piece.storage->source)
+      places.emplace(piece.storage->source->name(), piece.storage->offset);
   }
-  return tensors;
+}
+
+// The tensors of a rank's file that are not among `known`.
+Checked check_rank_file(const Checkpoint& checkpoint, const ObjectInfo& file, const Places& known) {
+  torch_file::ReadOptions how;
+  how.skip_shard_lists = true;
+  const Value tree =
+      Value::list({torch_file::read(std::make_shared<LazySource>(checkpoint.store, file), how)});
+  Checked all;
+  Claims claims;  // of storages that end with this tree
+  for (const InnerTensor& inner : inner_tensors(tree)) {
+    const Leaf leaf{file.name + inner.path, {}, *inner.tensor};
+    Places places;
+    add_places(leaf, places);
+    if (std::ranges::includes(known, places)) continue;
+    const Checked checked = check_tensor(leaf, claims);
+    all.bytes += checked.bytes;
+    all.bytes_unchecked += checked.bytes_unchecked;
+  }
+  return all;
 }
 
 // Indices of sets whose total is not that of their tensors.
@@ -249,6 +268,13 @@ std::vector<Work> work_of(const Checkpoint& checkpoint, const std::vector<FilePa
   return all;
 }
 
+void add_rank_files(const Checkpoint& checkpoint, const Places& known, std::vector<Work>& all) {
+  for (const ObjectInfo& file : checkpoint.files) {
+    if (is_of_one_rank(checkpoint, file))
+      all.push_back({[&] { return check_rank_file(checkpoint, file, known); }});
+  }
+}
+
 // The same for all that comes by one place of a file, whatever it was read for.
 std::string cause_of(const Error& error) {
   if (!error.offset()) return error.what();
@@ -278,17 +304,19 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
   VerifyReport report;
   report.findings = faults_of_indices(checkpoint);
   const std::vector<Leaf> inner = inner_tensors_of(checkpoint);
-  std::vector<const Leaf*> tensors = tensors_of(checkpoint, inner);
+  const std::vector<const Leaf*> tensors = tensors_of(checkpoint, inner);
   report.tensors = tensors.size() - inner.size();
   report.inner_tensors = inner.size();
   if (!options.read_data) return report;
-  const std::vector<Leaf> trainers = tensors_of_other_trainers(checkpoint, report.findings);
-  for (const Leaf& leaf : trainers) tensors.push_back(&leaf);
   const std::vector<FilePart> parts = checked_parts(checkpoint);
   Meter meter(options.progress, bytes_to_read(parts, checkpoint, saved), options.stop);
   Claims claims;
   std::mutex mutex;
   std::vector<Work> all = work_of(checkpoint, parts, tensors, claims);
+  Places known;
+  for (const Leaf* leaf : tensors) add_places(*leaf, known);
+  for (const Leaf& leaf : checkpoint.replicas) add_places(leaf, known);
+  add_rank_files(checkpoint, known, all);
   add_work(saved, options.stop, all);
   parallel_for(options.threads, all.size(), [&](std::size_t i) {
     Checked checked;
