@@ -124,6 +124,9 @@ void Error::render() {
   line_ = std::string(to_string(code_)) + ": " + message_;
   if (const std::string where = this->where(); where != told_) line_ += " [" + where + "]";
   if (!operation_.empty()) line_ += " (" + operation_ + ")";
+  // what() would end there, and be cut.
+  for (std::size_t at = line_.find('\0'); at != std::string::npos; at = line_.find('\0', at))
+    line_.replace(at, 1, "\\x00");
 }
 
 }  // namespace tessera

@@ -20,6 +20,14 @@ TEST(Error, TheInnermostPlaceIsKept) {
   EXPECT_EQ(error.key(), "k");
 }
 
+// A name that a file gave; what() would end there.
+TEST(Error, ANulCutsNothing) {
+  const std::string name("a\0b", 3);
+  const Error error = Error(ErrorCode::corrupt, "found " + name).at_key(name);
+  EXPECT_STREQ(error.what(), R"(corrupt: found a\x00b [key 'a\x00b'])");
+  EXPECT_EQ(error.key(), name);
+}
+
 TEST(Error, OffsetZeroIsAnOffset) {
   EXPECT_STREQ(Error(ErrorCode::io, "x").at_offset(0).what(), "io: x [offset 0]");
 }

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/guard_dcp.h"
+#include "checkpoint/read/json_writer.h"
 #include "format/pickle/pickle.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
@@ -101,7 +102,8 @@ std::map<std::string, Shape> sharding_offsets(const std::map<std::string, std::s
       offsets[name] = offsets_of(info.at("saved_offsets"), name);
     }
   } catch (const Json::exception& error) {
-    throw Error(ErrorCode::corrupt, std::string(kShardingKey) + ": " + error.what());
+    throw Error(ErrorCode::corrupt,
+                std::string(kShardingKey) + " is malformed: " + json_fault(error));
   }
   return offsets;
 }

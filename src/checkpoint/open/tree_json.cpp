@@ -335,7 +335,7 @@ void with_tree(const std::string& text, const std::string& what, Use use) {
   try {
     use(parsed(text, what));
   } catch (const Json::exception& error) {
-    throw Error(ErrorCode::corrupt, what + " is malformed: " + error.what());
+    throw Error(ErrorCode::corrupt, what + " is malformed: " + json_fault(error));
   }
 }
 

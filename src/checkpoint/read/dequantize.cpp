@@ -303,8 +303,9 @@ void require_mxfp4(const Leaf& blocks, const Leaf& scales) {
     refuse(ErrorCode::mismatch, blocks, scales, "expected a scale for every last dimension");
 }
 
-// Blocks of experts lie as [expert, out, in], and the parameter of that name is [expert, in, out] in
-// transformers: a view, or a square weight would be loaded the wrong way around without an error.
+// Blocks of experts lie as [expert, out, in], and the parameter of that name is [expert, in, out]
+// in transformers: a view, or a square weight would be loaded the wrong way around without an
+// error.
 void turn_around(Tensor& tensor) {
   if (tensor.shape.size() != 3) return;
   const std::int64_t rows = tensor.shape[1];

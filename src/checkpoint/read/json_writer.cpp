@@ -1,10 +1,12 @@
 #include "checkpoint/read/json_writer.h"
 
 #include <cstddef>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
 #include "tessera/error.h"
+#include "value/render.h"
 
 namespace tessera {
 
@@ -48,9 +50,8 @@ void JsonWriter::text(const std::string& text) {
   const auto handler = is_refused ? Json::error_handler_t::strict : Json::error_handler_t::replace;
   try {
     raw(Json(text).dump(-1, ' ', beyond_ascii_ == BeyondAscii::escaped, handler));
-  } catch (const Json::exception& error) {
-    throw Error(ErrorCode::unsupported,
-                std::string("a name or text is not UTF-8: ") + error.what());
+  } catch (const Json::exception&) {
+    throw Error(ErrorCode::unsupported, "a name or text is not UTF-8: " + printable(text));
   }
 }
 
@@ -96,6 +97,21 @@ std::string json_in_lines(std::string_view json) {
     }
   }
   return lines;
+}
+
+std::string json_fault(const std::exception& thrown) {
+  if (const auto* parsed = dynamic_cast<const Json::parse_error*>(&thrown))
+    return "no JSON from byte " + std::to_string(parsed->byte) + " on";
+  const std::string_view told = thrown.what();
+  constexpr std::string_view kKey = "key '", kNotFound = "' not found";
+  const std::size_t key = told.find(kKey), end = told.rfind(kNotFound);
+  if (key != std::string_view::npos && end != std::string_view::npos) {
+    const std::size_t begin = key + kKey.size();
+    return "the entry '" + std::string(told.substr(begin, end - begin)) + "' is missing";
+  }
+  if (dynamic_cast<const Json::out_of_range*>(&thrown) != nullptr)
+    return "something that belongs there is missing";
+  return "a value of another type than belongs there";
 }
 
 }  // namespace tessera

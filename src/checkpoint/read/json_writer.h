@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,5 +50,9 @@ class JsonWriter {
 
 // JSON without white space, with a line for each entry, as the library's dump(1) has it.
 [[nodiscard]] std::string json_in_lines(std::string_view json);
+
+// What the JSON library threw about a text, in our words: "no JSON from byte 7 on", "the entry 'x'
+// is missing", "a value of another type than belongs there".
+[[nodiscard]] std::string json_fault(const std::exception& thrown);
 
 }  // namespace tessera

@@ -185,7 +185,7 @@ SideFile decode_side_file(std::string_view text) {
   try {
     return from_json(Json::parse(text));
   } catch (const Json::exception& error) {
-    throw Error(ErrorCode::corrupt, std::string("the side file is malformed: ") + error.what());
+    throw Error(ErrorCode::corrupt, "the side file is malformed: " + json_fault(error));
   }
 }
 
