@@ -56,6 +56,11 @@ class Selections(Case):
         self.assertEqual(self.listed(source, "--only", "?.x"), ["é.x"])
         self.assertEqual(self.listed(source, "--only", "[à-ü]"), ["ö"])
 
+    def test_what_is_printed_may_stand_in_a_glob(self):
+        source = self.file_of(["a\nb.w", "a\nb.v", "a b.w"])
+        self.assertEqual(self.listed(source, "--only", "a\\nb.*"), ["a\nb.v", "a\nb.w"])
+        self.assertEqual(self.listed(source, "--only", "*\\n*.w"), ["a\nb.w"])
+
     def printed(self, source):
         """Name -> what ls prints of it."""
         head, *lines = tessera("ls", source).stdout.splitlines()

@@ -39,7 +39,7 @@ bool Choice::add(const std::string& key) {
   sort_names();
   if (add_named(key)) return true;
   const auto printed = printed_name(key);
-  return (printed && add_named(*printed)) || add_glob(key);
+  return (printed && add_named(*printed)) || add_glob(key) || (printed && add_glob(*printed));
 }
 
 bool Choice::add_printed(const std::string& key) {
