@@ -157,7 +157,7 @@ struct ScanReport {
   std::uint64_t pickles = 0;
   // What could not be scanned to its end, and what Python may read and Tessera does not: damage,
   // archives of other kinds, compressed files, directories that are links or may not be read.
-  std::vector<std::string> problems;
+  std::vector<Finding> problems;
 
   // Nothing unknown, nothing dangerous, and no problem.
   [[nodiscard]] bool clean() const;

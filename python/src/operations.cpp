@@ -136,7 +136,7 @@ nb::dict scan(nb::handle given, const std::vector<std::string>& allow) {
     names.append(nb::make_tuple(string_of(name.name), string_of(to_string(name.kind)), name.pickles,
                                 string_of_path(name.first), string_of(name.how)));
   }
-  for (const std::string& problem : report.problems) problems.append(string_of(problem));
+  for (const tessera::Finding& problem : report.problems) problems.append(string_of(problem.text));
   nb::dict dict;
   dict["names"] = names;
   dict["pickles"] = report.pickles;

@@ -1,16 +1,20 @@
 #include "cli/json_value.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "checkpoint/read/cast.h"
 #include "value/children.h"
+#include "value/integer.h"
 #include "value/render.h"
 
 namespace tessera::cli {
@@ -20,6 +24,16 @@ using Json = nlohmann::ordered_json;
 using Kind = Value::Kind;
 
 constexpr std::size_t kLongestText = 1 << 20;  // bytes of a value that JSON has no word for
+
+// Of 64 bits, with a sign or without.
+std::optional<Json> json_integer(const Integer& integer) {
+  if (integer.big.empty()) return Json(integer.small);
+  const std::string text = to_decimal(integer);
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return Json(number);
+}
 
 // The JSON of a value for which it has a word: None, booleans, strings, integers of 64 bits and
 // finite reals. nullopt: any other value.
@@ -32,8 +46,7 @@ std::optional<Json> json_scalar(const Value& value) {
     case Kind::string:
       return Json(value.as_string());
     case Kind::integer:
-      if (value.as_integer().big.empty()) return Json(value.as_integer().small);
-      return std::nullopt;
+      return json_integer(value.as_integer());
     case Kind::real:
       if (std::isfinite(value.as_real())) return Json(value.as_real());
       return std::nullopt;
@@ -214,6 +227,17 @@ nlohmann::ordered_json facts_of_error(const Error& error) {
   if (!error.key().empty()) facts["key"] = error.key();
   if (error.offset()) facts["offset"] = *error.offset();
   return facts;
+}
+
+nlohmann::ordered_json json_of_findings(const std::vector<Finding>& findings) {
+  auto rows = nlohmann::ordered_json::array();
+  for (const Finding& finding : findings) {
+    nlohmann::ordered_json row{{"code", to_string(finding.code)}, {"text", finding.text}};
+    const nlohmann::ordered_json facts = facts_of_error(finding.error);
+    for (const auto& [fact, value] : facts.items()) row[fact] = value;
+    rows.push_back(std::move(row));
+  }
+  return rows;
 }
 
 nlohmann::ordered_json json_of(const Error& error) {

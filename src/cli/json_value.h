@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "tessera/error.h"
 #include "tessera/layout.h"
 #include "tessera/value.h"
+#include "tessera/verify.h"
 
 namespace tessera::cli {
 
@@ -30,6 +32,8 @@ void add_value(const Value& value, std::size_t most, nlohmann::ordered_json& row
 
 // {"code", "message", "path", "key", "offset"}; the last three where they are known.
 [[nodiscard]] nlohmann::ordered_json facts_of_error(const Error& error);
+// An array with {"code", "text"} and these facts for each.
+[[nodiscard]] nlohmann::ordered_json json_of_findings(const std::vector<Finding>& findings);
 // {"error": these facts}
 [[nodiscard]] nlohmann::ordered_json json_of(const Error& error);
 

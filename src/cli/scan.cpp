@@ -46,7 +46,9 @@ void print_report(const ScanReport& report) {
     if (!name.how.empty()) row["how"] = name.how;
     json["names"].push_back(std::move(row));
   }
-  json["problems"] = report.problems;
+  json["problems"] = nlohmann::ordered_json::array();
+  for (const Finding& problem : report.problems) json["problems"].push_back(problem.text);
+  json["findings"] = json_of_findings(report.problems);
   print_json(json);
 }
 
@@ -70,7 +72,8 @@ void print_sarif(const ScanReport& report) {
     add(to_string(name.kind),
         name.name + " in " + name.first + (name.how.empty() ? "" : ": " + name.how), name.first);
   }
-  for (const std::string& problem : report.problems) add("problem", problem, {});
+  for (const Finding& problem : report.problems)
+    add("problem", problem.text, problem.error.path());
   const Sarif driver{{"name", "tessera"},
                      {"version", version()},
                      {"rules", {{{"id", "dangerous"}}, {{"id", "unknown"}}, {{"id", "problem"}}}}};
@@ -88,7 +91,7 @@ int scan(const std::string& path, const ScanOptions& options, bool sarif, const 
   } else {
     print_names(report);
   }
-  for (const std::string& problem : report.problems) complain(problem);
+  for (const Finding& problem : report.problems) complain(problem.text);
   if (count(report, NameKind::dangerous) + count(report, NameKind::unknown) > 0) return kNo;
   return report.clean() ? kDone : kFailed;
 }

@@ -41,13 +41,7 @@ void print_document(const VerifyReport& report) {
   json["inner_tensors"] = report.inner_tensors;
   json["bytes_checked"] = report.bytes;
   json["bytes_without_checksum"] = report.bytes_unchecked;
-  json["findings"] = nlohmann::ordered_json::array();
-  for (const Finding& finding : report.findings) {
-    nlohmann::ordered_json row{{"code", to_string(finding.code)}, {"text", finding.text}};
-    const nlohmann::ordered_json facts = facts_of_error(finding.error);
-    for (const auto& [fact, value] : facts.items()) row[fact] = value;
-    json["findings"].push_back(std::move(row));
-  }
+  json["findings"] = json_of_findings(report.findings);
   print_json(json);
 }
 

@@ -259,7 +259,7 @@ class Scan {
 
   void problem(Error error, const std::string& where) {
     if (report_.problems.size() >= kMaxProblems) return;
-    report_.problems.emplace_back(error.at_path(store_->name() + "/" + where).what());
+    report_.problems.emplace_back(error.at_path(store_->name() + "/" + where));
   }
 
   void item(const std::string& folder, const dcp::Item& item, const std::string& key, Said said) {
@@ -508,12 +508,13 @@ void tell_unseen(const std::string& directory, ScanReport& report) {
       if (entry.is_directory) {
         tell_unseen(entry.path, report);
       } else if (!entry.is_regular_file && std::filesystem::is_directory(entry.path, none)) {
-        report.problems.push_back("unsupported: a link to a directory is not followed [" +
-                                  entry.path + "]");
+        report.problems.emplace_back(
+            Error(ErrorCode::unsupported, "a link to a directory is not followed")
+                .at_path(entry.path));
       }
     }
   } catch (const Error& error) {
-    report.problems.emplace_back(error.what());
+    report.problems.emplace_back(error);
   }
 }
 
