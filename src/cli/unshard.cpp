@@ -18,14 +18,17 @@ struct UnshardArguments {
 void add_unshard(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<UnshardArguments>();
   options->convert.to = CheckpointKind::olmo_full;
-  CLI::App* command = app.add_subcommand(
-      "unshard",
-      "Writes model.pt, optim.pt, train.pt and config.yaml of an OLMo or DCP checkpoint");
+  CLI::App* command = app.add_subcommand("unshard",
+                                         "Writes a checkpoint as the unsharded files of OLMo: "
+                                         "model.pt, optim.pt, train.pt, config.yaml");
   command->footer(R"(
 Examples:
   tessera unshard step1000/ step1000-unsharded/
   tessera unshard step1000/ model/ --model-only --safetensors)");
-  command->add_option("source", options->source, "OLMo or DCP checkpoint")->required();
+  command
+      ->add_option("source", options->source,
+                   "checkpoint of any kind; what it has no state of is left out")
+      ->required();
   command->add_option("target", options->target, "directory")->required();
   command->add_flag("--safetensors", options->convert.olmo.safetensors,
                     "write model and optim as safetensors, with OLMo's names");

@@ -5,7 +5,7 @@
 
 Recorded is what the command answers with --json (each field as "stat.tensors[].name"), its exit codes, the codes of errors
 and the fields of a side file. What is recorded has to be there. What is new has to be recorded: run with --record, and
-tell it in CHANGELOG.md.
+tell it in CHANGELOG.md. docs/commands.md, what each command says with --help, is compared and written likewise.
 """
 import json
 import pathlib
@@ -18,7 +18,27 @@ import unittest
 
 RECORD = pathlib.Path(__file__).with_name("contract.json")
 ERRORS = pathlib.Path(__file__).resolve().parents[2] / "include/tessera/error.h"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/commands.md"
 TESSERA = GOLDEN = None
+
+HEAD = """# The commands
+
+What each of them says with `--help`. `tests/cli/contract_test.py` compares this page with the command, and writes it when it is
+called with `--record`; manual pages and completion come from the same table of options. [JSON](formats/json.md) has what they
+answer with `--json`.
+"""
+
+
+def page():
+    """Help is wrapped by the command itself, whatever the terminal."""
+    def help_of(*command):
+        told = subprocess.run([TESSERA, *command, "--help"], capture_output=True, text=True, check=True).stdout
+        return "\n".join(line.rstrip() for line in told.strip().splitlines())
+
+    every = help_of()
+    commands = re.findall(r"^  (\w+) ", every.split("Subcommands:")[1].split("\n\n")[0], re.M)
+    parts = [("tessera", every)] + [(f"tessera {name}", help_of(name)) for name in commands]
+    return HEAD + "".join(f"\n## {name}\n\n```\n{text}\n```\n" for name, text in parts)
 
 
 def answers(work):
@@ -96,9 +116,14 @@ class Contract(unittest.TestCase):
             self.assertEqual(recorded[part], now[part], f"{part}: see docs/versions.md")
 
 
+    def test_the_page_of_commands_is_what_they_say(self):
+        self.assertEqual(PAGE.read_text(), page(), "run with --record")
+
+
 if __name__ == "__main__":
     TESSERA, GOLDEN = sys.argv[1], pathlib.Path(sys.argv[2])
     if "--record" in sys.argv:
         RECORD.write_text(json.dumps(found(), indent=1) + "\n")
+        PAGE.write_text(page())
     else:
         unittest.main(argv=sys.argv[:1])
