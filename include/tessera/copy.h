@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <stop_token>
+#include <string>
+#include <vector>
 
 #include "tessera/comm.h"
 #include "tessera/job.h"
@@ -26,18 +28,25 @@ struct CopyOptions {
   std::stop_token stop = {};
 };
 
+// Something in a run's directory that a copy of the run leaves where it is.
+struct PassedOver {
+  std::string name;    // below the run
+  std::string reason;  // "has no marker: it is not finished, or was not", "no checkpoint", ...
+};
+
 struct CopyReport {
   std::uint64_t checkpoints = 0;
   std::uint64_t files = 0, bytes = 0;              // of checkpoints, and of their digests
   std::uint64_t whole_files = 0, whole_bytes = 0;  // among these: the target had them already
   std::uint64_t server_bytes = 0;  // of `bytes`: the store copied them, they did not come here
+  std::vector<PassedOver> passed_over = {};  // of a run, by name
 };
 
 // Copies a checkpoint of any kind, a file or a directory, with its side file of digests, so that it
 // stays sealed (in the side file of a file that gets another name, that is changed); or all
-// committed checkpoints of a run (run_directory.h), the oldest first. A file goes to `to`, or under
-// its own name into `to` if that is a directory or ends with a slash. Web servers list nothing:
-// from them come files.
+// committed checkpoints of a run (run_directory.h), the oldest first, and nothing else of it. A
+// file goes to `to`, or under its own name into `to` if that is a directory or ends with a slash.
+// Web servers list nothing: from them come files.
 //
 // A directory is copied by upload()'s protocol (below): data, then what a reader begins with,
 // then the marker. So a copy that is interrupted, killed or stopped has no marker, and the next one

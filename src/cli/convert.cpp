@@ -137,7 +137,10 @@ int run_conversion(const std::string& verb, const Conversion& convert, ConvertOp
     how.progress = bar.hook();
     report = convert(how);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::cancelled) signals.end_by_signal();
+    if (error.code() == ErrorCode::cancelled) {
+      signals.end_by_signal(how.resume ? "finished files are kept for the next run with --resume"
+                                       : "nothing is left behind");
+    }
     throw;
   }
   const double seconds =

@@ -32,6 +32,9 @@ void print_document(const CopyReport& report, const std::string& target, double 
   json["whole_files"] = report.whole_files;
   json["whole_bytes"] = report.whole_bytes;
   json["server_bytes"] = report.server_bytes;
+  json["passed_over"] = nlohmann::ordered_json::array();
+  for (const PassedOver& rest : report.passed_over)
+    json["passed_over"].push_back({{"name", rest.name}, {"reason", rest.reason}});
   json["seconds"] = seconds;
   print_json(json);
 }
@@ -45,6 +48,8 @@ void print_text(const CopyReport& report, const std::string& target, double seco
   if (report.server_bytes > 0)
     fmt::print("; the server copied {}", human_bytes(report.server_bytes));
   fmt::print("\n");
+  for (const PassedOver& rest : report.passed_over)
+    fmt::print("note: {} is not copied: {}\n", printable(rest.name), rest.reason);
 }
 
 int copy(const CopyArguments& options, const Common& common) {
@@ -58,7 +63,10 @@ int copy(const CopyArguments& options, const Common& common) {
     how.progress = bar.hook();
     report = tessera::copy(options.source, options.target, how);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::cancelled) signals.end_by_signal();
+    if (error.code() == ErrorCode::cancelled) {
+      signals.end_by_signal(
+          "files that are whole at the target stay; run again, the copy goes on with them");
+    }
     throw;
   }
   const double seconds =

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "cli/output.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -17,6 +19,11 @@ constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 bool is_ignored(int signal) {
   struct sigaction action {};
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+const char* signal_name(int signal) {
+  if (signal == SIGINT) return "SIGINT";
+  return signal == SIGTERM ? "SIGTERM" : "SIGHUP";
 }
 
 sigset_t watched() {
@@ -68,8 +75,10 @@ void StopOnSignal::watch() {
   }
 }
 
-void StopOnSignal::end_by_signal() const {
-  if (signal_ != 0) die_of(signal_);
+void StopOnSignal::end_by_signal(const std::string& left) const {
+  if (signal_ == 0) return;
+  complain(std::string("interrupted by ") + signal_name(signal_) + ": " + left);
+  die_of(signal_);
 }
 
 }  // namespace tessera::cli

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <stop_token>
+#include <string>
 #include <thread>
 
 #include "base/process.h"
@@ -22,8 +23,8 @@ class StopOnSignal {
 
   [[nodiscard]] std::stop_token token() const { return source_.get_token(); }
   // Ends the process as the signal that asked for the stop would have, for whoever waits for it (a
-  // shell's loop, 128 + signal). Returns when none did.
-  void end_by_signal() const;
+  // shell's loop, 128 + signal), and says before what of the work is left. Returns when none did.
+  void end_by_signal(const std::string& left) const;
 
  private:
   void watch();

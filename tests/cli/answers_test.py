@@ -65,6 +65,21 @@ class Answers(unittest.TestCase):
         entry = {"version": 1, "leaves": [{"path": ["v"], "value": value}]}
         return self.safetensors("tree.safetensors", {}, {"tessera.tree": json.dumps(entry)})
 
+    def test_messages_are_ours_and_whole(self):
+        for entry, told in (('{"version": 1', "no JSON from byte 14 on"), ('{"version": 1}', "the entry 'leaves' is missing"),
+                            ('{"version": "x"}', "a value of another type than belongs there"), ("[]", "a value of another type")):
+            path = self.safetensors("t.safetensors", {}, {"tessera.tree": entry})
+            done = tessera("ls", path)
+            self.assertEqual(done.returncode, 3, entry)
+            self.assertIn(told, done.stderr)
+            self.assertNotIn("json.exception", done.stderr)
+        # A NUL ended the message, and what comes behind the name was lost.
+        path = self.safetensors("n.safetensors", {"a\0b": ("U8", [2], b"xx")})
+        path.write_bytes(path.read_bytes().replace(b'"U8"', b'"U9"'))
+        done = tessera("ls", path)
+        self.assertEqual(done.returncode, 3)
+        self.assertRegex(done.stderr, r"n\.safetensors, key 'a\\x00b', offset")
+
     # Values ----------------------------------------------------------------------------------------
 
     def test_json_tells_types_as_the_text_does(self):
@@ -95,9 +110,9 @@ class Answers(unittest.TestCase):
                 ("F64", "d", 1e30, 2e30, "largest difference 1e+30", 1e30),
                 ("F32", "f", float("nan"), 1.0, "largest difference nan", "nan"),
                 ("I64", "q", 2**62, 2**62 + 1, "largest difference 1", 1),
-                ("I64", "q", -2**63, 2**63 - 1, "largest difference 18446744073709551615", "18446744073709551615"),
+                ("I64", "q", -2**63, 2**63 - 1, "largest difference 18446744073709551615", 2**64 - 1),
                 ("I8", "b", -128, 127, "largest difference 255", 255),
-                ("U64", "Q", 0, 2**64 - 1, "largest difference 18446744073709551615", "18446744073709551615")):
+                ("U64", "Q", 0, 2**64 - 1, "largest difference 18446744073709551615", 2**64 - 1)):
             a, b = (self.safetensors(f"{name}.safetensors", {"w": (dtype, [2, 3], struct.pack(f"<6{code}", 0, 0, 0, 0, 0, last))})
                     for name, last in (("a", x), ("b", y)))
             done = tessera("diff", a, b)

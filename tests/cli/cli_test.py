@@ -462,10 +462,31 @@ class CommandLine(Case):
                 (target / name).write_bytes(damaged)
                 self.assertEqual(tessera("copy", self.dcp, target, "--overwrite").returncode, 0)
                 self.assertEqual(files(target), files(self.dcp), (name, position))
+        self.copies_of_runs()
         (self.dcp / ".metadata").unlink()
         self.refused("incomplete", "copy", self.dcp, self.work / "b")
         self.assertFalse((self.work / "b").exists())
         self.refused("not_found", "copy", self.work / "none", self.work / "b")
+
+    def copies_of_runs(self):
+        """What else lies in a run is not copied, and named."""
+        run = self.work / "run"
+        shutil.copytree(self.dcp, run / "step1")
+        shutil.copytree(self.dcp, run / "step2.old-0123456789ab")  # that of step 2, which was being replaced
+        (run / "step3").mkdir()
+        (run / "step3/__0_0.distcp").write_bytes(b"half")
+        (run / "step4-tmp-0123456789ab").mkdir()
+        (run / "logs").mkdir()
+        (run / "log.txt").write_text("a line")
+        (run / "latest").symlink_to("step1")
+        rest = {"latest": "it is no step", "log.txt": "it is no step", "logs": "it is no step",
+                "step3": "it has no marker: it is not finished", "step4-tmp-0123456789ab": "it has no marker: it is not finished"}
+        done = tessera("copy", run, self.work / "copied")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(done.stdout.splitlines()[1:], [f"note: {name} is not copied: {reason}" for name, reason in rest.items()])
+        self.assertEqual(sorted(path.name for path in (self.work / "copied").iterdir()), ["step1", "step2"])
+        again = json.loads(tessera("copy", run, self.work / "copied", "--json").stdout)
+        self.assertEqual({row["name"]: row["reason"] for row in again["passed_over"]}, rest)
 
     def test_gc_lists_and_removes_what_kills_left(self):
         """fault-rows C06"""

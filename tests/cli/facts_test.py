@@ -185,6 +185,14 @@ class Facts(unittest.TestCase):
         (work / "run").mkdir()
         shutil.copytree(Case.golden / "checkpoints/c2", work / "run/step1")
         ask("gc", "gc", work / "run")
+        (work / "run/step2").mkdir()
+        (work / "run/step2/__0_0.distcp").write_bytes(b"half")
+        (work / "run/log.txt").write_text("a line")
+        (work / "run/latest").symlink_to("step1")
+        ask("copy", "copy", work / "run", work / "copied-run")
+        cut = work / "cut.pt"
+        cut.write_bytes(whole[:len(whole) // 2])
+        ask("scan", "scan", cut)
         ask("failure", "ls", work / "none")
         for command, rules in schema().items():
             self.assertIn(command, seen)

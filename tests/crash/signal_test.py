@@ -70,6 +70,9 @@ def interrupt(tessera, source, base, name, options, rng, number):
         return False
     if run.returncode != -number:
         fail(f"{name}: signal {number} ended a run with {run.returncode}: {said}")
+    # One that comes before the program heeds signals ends it at once.
+    if said and f"interrupted by {getattr(number, 'name', '')}: nothing is left behind" not in said:
+        fail(f"{name}: signal {number} said {said!r}")
     if number != signal.SIGKILL and left:
         fail(f"{name}: signal {number} left {left}")
     if target.exists() and (options[:2] != ["--to", "dcp"] or (target / ".metadata").exists()):

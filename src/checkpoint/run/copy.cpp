@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -223,15 +225,42 @@ void copy_left(const Store& from, const Location& to) {
   write_left(*store, left);
 }
 
-CopyReport copy_run(const std::vector<RunCheckpoint>& checkpoints, const Store& from,
+// All that is directly in the run's directory; on a disk links as well, which no store lists.
+std::set<std::string> names_in(const Location& run) {
+  std::set<std::string> names;
+  if (is_on_disk(run)) {
+    for (const DirectoryEntry& entry : readable_entries_of(located_directory(run).path))
+      names.insert(entry.name);
+    return names;
+  }
+  const auto store = directory_store(run);
+  for (const std::string& directory : store->list_directories()) names.insert(directory);
+  for (const ObjectInfo& object : store->list_level()) names.insert(object.name);
+  return names;
+}
+
+std::vector<PassedOver> rest_of_run(const Location& run, const std::vector<StepDirectory>& copied) {
+  std::map<std::string, std::string> reasons;
+  for (const std::string& name : names_in(run))
+    if (name != kLeftRecord) reasons[name] = "it is no step";
+  for (const StepDirectory& step : step_directories(run))
+    reasons[step.directory] = "it has no marker: it is not finished";
+  for (const StepDirectory& step : copied) reasons.erase(step.directory);
+  std::vector<PassedOver> rest;
+  for (const auto& [name, reason] : reasons) rest.push_back({name, reason});
+  return rest;
+}
+
+CopyReport copy_run(const std::vector<StepDirectory>& steps, const Location& run,
                     const Location& to, const CopyOptions& options) {
   CopyReport report;
   std::optional<Error> first;  // one that is damaged does not keep the others
-  copy_left(from, to);
-  for (auto checkpoint = checkpoints.rbegin(); checkpoint != checkpoints.rend(); ++checkpoint) {
-    const std::string name = run_checkpoint_name(checkpoint->step, checkpoint->unsharded);
+  copy_left(*directory_store(run), to);
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    const std::string name = run_checkpoint_name(step->step, step->unsharded);
     try {
-      add(report, copy_directory(checkpoint->where, directory_in(to, name), options));
+      add(report,
+          copy_directory(directory_in(run, step->directory), directory_in(to, name), options));
     } catch (const Error& error) {
       if (!is_one_of(error.code(), ErrorCode::incomplete, ErrorCode::corrupt)) throw;
       if (!first) first = error;
@@ -279,9 +308,11 @@ CopyReport copy(const Location& from, const Location& to, const CopyOptions& opt
   if (place.object) return FileCopy(place, file_at(to), options).run();
   require_outside(to, from);
   const Location directory(place.store);
-  const std::vector<RunCheckpoint> run = run_checkpoints(directory);
-  return run.empty() ? copy_directory(directory, to, options)
-                     : copy_run(run, *place.store, to, options);
+  const std::vector<StepDirectory> steps = marked(directory, standing(step_directories(directory)));
+  if (steps.empty()) return copy_directory(directory, to, options);
+  CopyReport report = copy_run(steps, directory, to, options);
+  report.passed_over = rest_of_run(is_on_disk(from) ? from : directory, steps);
+  return report;
 }
 
 }  // namespace tessera

@@ -187,7 +187,6 @@ Location directory_in(const Location& where, const std::string& name) {
 
 namespace {
 
-constexpr std::string_view kRecord = "tessera-left.txt";
 constexpr std::uint64_t kRecordLimit = 16 << 20;  // bytes
 
 std::uint64_t digest_of_marker(const Store& checkpoint, const std::string& marker) {
@@ -205,8 +204,8 @@ void add_line(std::string_view line, LeftLine& left) {
 
 LeftLine read_left(const Store& run) {
   LeftLine left;
-  if (!run.exists(kRecord)) return left;
-  const auto source = run.open(kRecord);
+  if (!run.exists(kLeftRecord)) return left;
+  const auto source = run.open(kLeftRecord);
   const std::vector<std::byte> bytes = read_all(*source, kRecordLimit);
   std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   try {
@@ -223,12 +222,12 @@ LeftLine read_left(const Store& run) {
 
 void write_left(Store& run, const LeftLine& left) {
   if (left.empty()) {
-    if (run.exists(kRecord)) run.remove(kRecord);
+    if (run.exists(kLeftRecord)) run.remove(kLeftRecord);
     return;
   }
   std::string text;
   for (const auto& [name, digest] : left) text += name + " " + digest_text(digest) + "\n";
-  put(run, kRecord, std::as_bytes(std::span(text)), IfExists::replace);
+  put(run, kLeftRecord, std::as_bytes(std::span(text)), IfExists::replace);
   run.sync();
 }
 

@@ -74,6 +74,7 @@ void remove_markers_first(Store& store, const std::function<void()>& unmarked = 
 // In the run it is the object `tessera-left.txt`, with a line "NAME DIGEST" for each; absent where
 // there are none.
 using LeftLine = std::map<std::string, std::uint64_t>;
+inline constexpr std::string_view kLeftRecord = "tessera-left.txt";
 
 // Throws `corrupt` for a record that write_left has not written.
 [[nodiscard]] LeftLine read_left(const Store& run);
