@@ -67,6 +67,7 @@ int copy(const CopyArguments& options, const Common& common) {
       signals.end_by_signal(
           "files that are whole at the target stay; run again, the copy goes on with them");
     }
+    if (!how.overwrite) refuse_to_replace(error);
     throw;
   }
   const double seconds =

@@ -114,6 +114,12 @@ void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& text : notes) complain("note: " + text);
 }
 
+void refuse_to_replace(const Error& error) {
+  if (error.code() != ErrorCode::already_exists) return;
+  throw Error(error.code(), error.message() + "; --overwrite replaces a checkpoint")
+      .at_path(error.path());
+}
+
 void keep_only(Checkpoint& checkpoint, const std::vector<std::string>& only) {
   if (only.empty()) return;
   Selection chosen = select(checkpoint.leaves, only, checkpoint.path);
@@ -168,15 +174,25 @@ void require_command(const CLI::App& app, int argc, char** argv) {
   if (argc >= 2 && argv[1][0] != '-') (void)command_named(app, argv[1]);
 }
 
-// Prints what CLI11 says of a wrong command line, and for programs the same as a document.
+// Words that no option or place takes, in their order.
+std::string unexpected(const CLI::App& app) {
+  std::string words;
+  for (const std::string& word : app.remaining(true)) words += (words.empty() ? "" : " ") + word;
+  return "unexpected: " + words;
+}
+
+// What CLI11 throws of a command line: it asks for help or the version, or it is wrong.
 int report_usage(const CLI::App& app, const CLI::ParseError& error, bool json) {
-  std::ostringstream out, err;
-  const int code = app.exit(error, out, err);
-  fmt::print("{}", out.str());
-  std::fputs(err.str().c_str(), stderr);
-  if (code == 0) return kDone;
-  if (json) print_json(json_of(Error(ErrorCode::invalid_argument, error.what())));
-  return kUsage;
+  std::ostringstream out, none;
+  if (app.exit(error, out, none) == 0) {
+    fmt::print("{}", out.str());
+    return kDone;
+  }
+  const bool is_rest = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  std::string text = is_rest ? unexpected(app) : error.what();
+  const auto chosen = app.get_subcommands();
+  text += "; tessera " + (chosen.empty() ? "" : chosen.front()->get_name() + " ") + "--help";
+  return report(Error(ErrorCode::invalid_argument, text), json);
 }
 
 // A cache that nothing goes through would be a slip in silence.
@@ -213,6 +229,10 @@ int run(int argc, char** argv) {
   add_reshard(app, common, action);
   add_completion(app, action);
   add_help(app, action);
+  if (argc == 1) {
+    fmt::print("{}", app.help());
+    return kUsage;
+  }
   require_command(app, argc, argv);
   try {
     app.parse(argc, argv);

@@ -72,8 +72,7 @@ void print_sarif(const ScanReport& report) {
     add(to_string(name.kind),
         name.name + " in " + name.first + (name.how.empty() ? "" : ": " + name.how), name.first);
   }
-  for (const Finding& problem : report.problems)
-    add("problem", problem.text, problem.error.path());
+  for (const Finding& problem : report.problems) add("problem", problem.text, problem.error.path());
   const Sarif driver{{"name", "tessera"},
                      {"version", version()},
                      {"rules", {{{"id", "dangerous"}}, {{"id", "unknown"}}, {{"id", "problem"}}}}};

@@ -273,14 +273,24 @@ class CommandLine(Case):
     def test_an_existing_target_is_kept(self):
         target = self.work / "a.safetensors"
         target.write_text("mine")
-        self.refused("already_exists", "convert", self.dcp, target)
+        for verb in ("convert", "copy"):
+            self.refused("already_exists", verb, GOLDEN / "train.pt", target)
+            self.assertIn("something of this name is there already; --overwrite" if verb == "convert" else "is there already; --overwrite",
+                          tessera(verb, GOLDEN / "train.pt", target).stderr)
         self.assertEqual(target.read_text(), "mine")
         self.assertEqual(tessera("convert", self.dcp, target, "--overwrite").returncode, 0)
         self.assertEqual(tessera("verify", target).returncode, 0)
 
     def test_usage_is_exit_2(self):
-        self.assertEqual(tessera().returncode, 2)
+        alone = tessera()
+        self.assertEqual((alone.returncode, alone.stdout, alone.stderr), (2, tessera("--help").stdout, ""))
         self.assertEqual(tessera("frobnicate").returncode, 2)
+        # As all failures look.
+        for words, told in ((["convert"], "source is required; tessera convert --help"), (["--json"], "; tessera --help"),
+                            (["ls", "a", "b", "--depth", "1"], "unexpected: b --depth 1; tessera ls --help")):
+            self.refused("invalid_argument", *words, exit_code=2) if "--json" not in words else None
+            self.assertIn(told, tessera(*words).stderr)
+            self.assertIn(told, json.loads(tessera(*words, "--json").stdout)["error"]["message"])
         self.assertEqual(tessera("convert", self.dcp).returncode, 2)
         self.refused("invalid_argument", "convert", self.dcp, self.work / "x", exit_code=2)
         self.assertEqual(tessera("--help").returncode, 0)

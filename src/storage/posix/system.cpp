@@ -143,6 +143,10 @@ ErrorCode error_code_of(int error_number) {
 }
 
 void throw_errno(int error_number, const std::string& operation, const std::string& path) {
+  if (error_number == EEXIST) {
+    throw Error(ErrorCode::already_exists, operation + ": something of this name is there already")
+        .at_path(path);
+  }
   throw Error(
       error_code_of(error_number),
       operation + ": " + std::generic_category().message(error_number) + limit_of(error_number))
