@@ -454,14 +454,32 @@ Checkpoint open_as_pickled(const Location& where, OpenOptions options) {
   return Checkpoint::open(where, options);
 }
 
+namespace {
+
+// The tree of a file of torch.save or, where that is none, of an archive of TorchScript.
+void read_torch(const std::shared_ptr<const ByteSource>& file, const OpenOptions& options,
+                Checkpoint& checkpoint) {
+  try {
+    checkpoint.root = read_torch_tree(file, checkpoint.path, options, checkpoint.warnings);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    auto script = torch_file::read_script(file);
+    if (!script) throw;
+    checkpoint.kind = CheckpointKind::torchscript;
+    checkpoint.root = std::move(script->tree);
+    for (std::string& note : script->notes) checkpoint.warnings.push_back(std::move(note));
+  }
+}
+
+}  // namespace
+
 Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file,
                       const OpenOptions& options) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::torch_file;
   checkpoint.path = store->name() + "/" + file.name;
   checkpoint.files = {file};
-  checkpoint.root = read_torch_tree(std::make_shared<LazySource>(store, file), checkpoint.path,
-                                    options, checkpoint.warnings);
+  read_torch(std::make_shared<LazySource>(store, file), options, checkpoint);
   checkpoint.leaves = leaves_of(*checkpoint.root);
   checkpoint.has_types = true;
   checkpoint.store = std::move(store);

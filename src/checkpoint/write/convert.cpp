@@ -160,6 +160,7 @@ void write_target(ConvertJob& job) {
       write_olmo(job);
       break;
     case CheckpointKind::rank_files:
+    case CheckpointKind::torchscript:
       break;  // has no destination
   }
   if (job.appears_whole) job.counters.add(job.checks->read_rest(job.threads, job.meter.stop()));

@@ -12,6 +12,7 @@
 #include "format/pickle/pickle.h"
 #include "format/pickle/text.h"
 #include "format/torch/rebuild.h"
+#include "format/torch/script.h"
 #include "format/torch/stream.h"
 #include "format/torch/torch_file.h"
 #include "format/zip/zip.h"
@@ -26,6 +27,8 @@ constexpr std::uint64_t kTextCap = 64;        // bytes of version and byteorder
 constexpr std::uint64_t kNewestVersion = 10;  // of the archive format, as PyTorch reads
 constexpr std::size_t kNameCap = 4096;        // bytes of an entry's name
 constexpr std::uint64_t kTarMagicOffset = 257;
+constexpr std::uint64_t kCodeCap = 64U << 20U;            // bytes of a file of TorchScript's code
+constexpr std::string_view kConstants = "constants.pkl";  // only TorchScript's archives have it
 
 // The shard lists of F-04: what a ShardedTensor says of all ranks.
 constexpr std::array<pickle::SkipRule::Attribute, 3> kShardLists = {{
@@ -41,7 +44,7 @@ constexpr std::array<std::string_view, 3> kShardClasses = {
 
 // Zip archives of PyTorch that torch.save did not write, by the record that each has.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kOthers = {{
-    {"constants.pkl", "a TorchScript archive"},
+    {kConstants, "a TorchScript archive"},
     {"model.json", "a TorchScript archive, as torch wrote before 1.4"},
     {".data/extern_modules", "an archive of torch.package"},
     {"archive_format", "an archive of torch.export"},
@@ -115,12 +118,19 @@ LastItem& last_item() {
   return last;
 }
 
+// A pickle of an archive, and the folder that its storages are in.
+struct Pickled {
+  std::string_view record, storages;
+};
+constexpr Pickled kData{"data.pkl", "data/"};
+
 class Reader {
  public:
-  Reader(zip::Archive archive, const ReadOptions& wanted)
-      : archive_(std::move(archive)), wanted_(wanted) {
+  Reader(zip::Archive archive, const ReadOptions& wanted, const Pickled& pickled = kData,
+         bool is_script = false)
+      : archive_(std::move(archive)), wanted_(wanted), pickled_(pickled) {
     find_root();
-    check_records();
+    check_records(is_script);
   }
 
   Value run() { return unpickle(read_pickle()); }
@@ -128,7 +138,7 @@ class Reader {
 
  private:
   [[nodiscard]] const zip::Entry& pickle_entry() const {
-    return *archive_.find(root_ + "data.pkl");
+    return *archive_.find(root_ + std::string(pickled_.record));
   }
   [[nodiscard]] std::vector<std::byte> read_pickle() const {
     return archive_.read(pickle_entry(), kPickleCap);
@@ -155,7 +165,7 @@ class Reader {
   pickle::ReadOptions options();
   void find_root();
   void require_entry(const zip::Entry& entry) const;
-  void check_records() const;
+  void check_records(bool is_script) const;
   void require_version() const;
   [[nodiscard]] std::uint64_t parse_version(const std::string& version) const;
   void require_byte_order() const;
@@ -167,6 +177,7 @@ class Reader {
 
   zip::Archive archive_;
   ReadOptions wanted_;
+  const Pickled pickled_;
   std::string root_;                                 // with the slash
   std::unordered_map<std::string, Value> storages_;  // by key
   IdStrings id_strings_;
@@ -193,6 +204,7 @@ pickle::ReadOptions Reader::options() {
   options.persistent_load = [this](const Value& id) { return load_storage(id); };
   options.reduce = [this](const Value& callable, const Value& arguments, Value& result) {
     return rebuild_tensor(callable, arguments, result) ||
+           restore_typed(callable, arguments, result) ||
            (wanted_.rebuild && wanted_.rebuild(callable, arguments, result));
   };
   return options;
@@ -260,19 +272,21 @@ void Reader::require_byte_order() const {
     fail(ErrorCode::corrupt, "the archive's byteorder is '" + order + "'");
 }
 
-void Reader::check_records() const {
-  if (const std::string_view other = other_kind(archive_); !other.empty())
-    fail(ErrorCode::unsupported, std::string(other));
-  if (archive_.find(root_ + "data.pkl") == nullptr) {
-    fail(ErrorCode::corrupt, "a zip archive without data.pkl: not written by torch.save");
+void Reader::check_records(bool is_script) const {
+  const std::string_view other = other_kind(archive_);
+  if (!other.empty() && !is_script) fail(ErrorCode::unsupported, std::string(other));
+  if (archive_.find(root_ + std::string(pickled_.record)) == nullptr) {
+    fail(ErrorCode::corrupt,
+         "a zip archive without " + std::string(pickled_.record) + ": not written by torch.save");
   }
   require_version();
   require_byte_order();
 }
 
 const zip::Entry& Reader::record_of(const StorageId& id) const {
-  const zip::Entry* entry = archive_.find(root_ + "data/" + id.key);
+  const zip::Entry* entry = archive_.find(root_ + std::string(pickled_.storages) + id.key);
   if (entry == nullptr) corrupt("storage '" + id.key + "' has no record");
+  if (entry->deflated) throw Error(ErrorCode::unsupported, "storage '" + id.key + "' is deflated");
   const std::size_t element = size_of(id.kept.dtype);
   if (id.count < 0 || static_cast<std::uint64_t>(id.count) != entry->size / element) {
     corrupt("storage '" + id.key + "' of " + std::to_string(id.count) + " elements of " +
@@ -360,6 +374,27 @@ Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options)
   std::optional<zip::Archive> archive = open_archive(source);
   if (!archive) return read_stream(std::move(source), options.keeps_compiler);
   return Reader(std::move(*archive), options).run();
+}
+
+std::optional<Script> read_script(const std::shared_ptr<const ByteSource>& source) {
+  std::optional<zip::Archive> archive;
+  try {
+    archive.emplace(source, zip::Deflated::allow);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  if (archive->entries().empty()) return std::nullopt;
+  const std::string root = folder_of(archive->entries().front().name);
+  for (const std::string_view record : {kConstants, kData.record})  // those for phones have one
+    if (archive->find(root + std::string(record)) == nullptr) return std::nullopt;
+  const Value data = Reader(*archive, {}, kData, true).run();
+  const Value constants = Reader(*archive, {}, {kConstants, "constants/"}, true).run();
+  return script_of(data, constants, [&](const std::string& module) -> std::string {
+    const zip::Entry* code = archive->find(root + "code/" + module + ".py");
+    if (code == nullptr) return {};
+    const std::vector<std::byte> bytes = archive->read(*code, kCodeCap);
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  });
 }
 
 Tensor read_tensor_item(std::shared_ptr<const ByteSource> item) {

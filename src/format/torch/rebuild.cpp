@@ -22,6 +22,18 @@ constexpr std::array<std::pair<std::string_view, DType>, 6> kWithoutDType = {{
     {"QUInt2x4Storage", DType::uint8},
 }};
 
+// Classes that C++ names and Python does not have: torch.load refuses such a file of C++.
+constexpr std::array<std::pair<std::string_view, DType>, 8> kOfCpp = {{
+    {"Float8_e5m2Storage", DType::float8_e5m2},
+    {"Float8_e4m3fnStorage", DType::float8_e4m3fn},
+    {"Float8_e5m2fnuzStorage", DType::float8_e5m2fnuz},
+    {"Float8_e4m3fnuzStorage", DType::float8_e4m3fnuz},
+    {"Float8_e8m0fnuStorage", DType::float8_e8m0fnu},
+    {"UInt16Storage", DType::uint16},
+    {"UInt32Storage", DType::uint32},
+    {"UInt64Storage", DType::uint64},
+}};
+
 bool are_counts(const Shape& numbers) {
   return std::ranges::all_of(numbers, [](std::int64_t number) { return number >= 0; });
 }
@@ -37,13 +49,15 @@ StorageClass storage_class(std::string_view name) {
   for (const auto& [known, dtype] : kWithoutDType) {
     if (name == known) return {dtype, std::string(name)};
   }
+  for (const auto& [known, dtype] : kOfCpp)
+    if (name == known) return {dtype, {}};
   return {dtype_from_storage(name), {}};
 }
 
 bool is_storage_class(std::string_view name) noexcept {
   const auto is_known = [name](const auto& known) { return known.first == name; };
   return !name.empty() &&
-         (std::ranges::any_of(kWithoutDType, is_known) ||
+         (std::ranges::any_of(kWithoutDType, is_known) || std::ranges::any_of(kOfCpp, is_known) ||
           std::ranges::find(dtype_table(), name, &DTypeInfo::storage) != dtype_table().end());
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,19 @@ struct ReadOptions {
 // Whether a record of an archive is a storage, or a line of text of torch's own: nobody unpickles
 // these.
 [[nodiscard]] bool is_raw(std::string_view record);
+
+// An archive that torch.jit.save or C++'s torch::save wrote (docs/formats/torchscript.md).
+struct Script {
+  // A module is a dict of its parameters, buffers and other attributes, by the names that
+  // named_parameters() and named_buffers() give; an optimizer is its state_dict(); what C++ saved
+  // without a module is a tensor or a list of them.
+  Value tree;
+  std::vector<std::string> notes;  // what is neither a parameter nor a buffer, what is left out
+};
+// None: `source` is no such archive. Code is never run, and read only for the lists of parameters
+// and buffers that it begins with. Throws as `read`, and `corrupt` for modules that hold
+// themselves.
+[[nodiscard]] std::optional<Script> read_script(const std::shared_ptr<const ByteSource>& source);
 
 // The tensor of a DCP item (checkpoint-rows F-03b), an archive of one tensor that may be a slice of
 // a large file, in two reads where the item was written by torch.save. Throws `mismatch` when the

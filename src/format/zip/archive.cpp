@@ -1,7 +1,12 @@
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <numeric>
+#include <optional>
 #include <utility>
+
+#include <libdeflate.h>
 
 #include "base/crc32.h"
 #include "base/numbers.h"
@@ -66,7 +71,8 @@ bool has_numbers_of(const Record& record, const std::byte* at) {
     const auto value = load_le<std::uint32_t>(at + where);
     return value == std::min<std::uint64_t>(what, kIn64) || (later && value == 0);
   };
-  return says(14, record.entry.crc32) && says(18, record.entry.size) && says(22, record.entry.size);
+  return says(14, record.entry.crc32) && says(18, record.entry.stored_size) &&
+         says(22, record.entry.size);
 }
 
 bool has_name_of(const Record& record, const std::byte* at) {
@@ -78,7 +84,8 @@ bool has_name_of(const Record& record, const std::byte* at) {
 // Whether the bytes, which hold a name as long as the directory's, say what the directory says.
 bool is_local_header_of(const Record& record, const std::byte* at) {
   return load_le<std::uint32_t>(at) == kLocalHeader &&
-         load_le<std::uint16_t>(at + 6) == record.flags && load_le<std::uint16_t>(at + 8) == 0 &&
+         load_le<std::uint16_t>(at + 6) == record.flags &&
+         load_le<std::uint16_t>(at + 8) == (record.entry.deflated ? kDeflated : kStored) &&
          has_numbers_of(record, at) && has_name_of(record, at);
 }
 
@@ -89,24 +96,26 @@ bool take_wide(Record& record, const std::byte* field) {
   if (record.entry.size == kIn64) {
     record.entry.size = load_le<std::uint64_t>(field);
     if (load_le<std::uint64_t>(field + 8) != record.entry.size) return false;
+    record.entry.stored_size = record.entry.size;
     field += 16;
   }
   if (wide_offset) record.header_offset = load_le<std::uint64_t>(field);
   return true;
 }
 
-// Whether two numbers of this type, one after the other, are both `wanted`.
+// Whether the entry's two sizes are there as numbers of this type, one after the other.
 template <class Number>
-bool are_both(const std::byte* at, std::uint64_t wanted) {
-  return load_le<Number>(at) == wanted && load_le<Number>(at + sizeof(Number)) == wanted;
+bool are_sizes_of(const Entry& entry, const std::byte* at) {
+  return load_le<Number>(at) == entry.stored_size &&
+         load_le<Number>(at + sizeof(Number)) == entry.size;
 }
 
 // A descriptor of 32-bit or of 64-bit sizes.
 bool is_descriptor(ByteView bytes, const Entry& entry) {
   const auto are_sizes =
-      bytes.size() == kDescriptorSize ? are_both<std::uint32_t> : are_both<std::uint64_t>;
+      bytes.size() == kDescriptorSize ? are_sizes_of<std::uint32_t> : are_sizes_of<std::uint64_t>;
   return load_le<std::uint32_t>(&bytes[0]) == kDescriptor &&
-         load_le<std::uint32_t>(&bytes[4]) == entry.crc32 && are_sizes(&bytes[8], entry.size);
+         load_le<std::uint32_t>(&bytes[4]) == entry.crc32 && are_sizes(entry, &bytes[8]);
 }
 
 // An old number of the end record stands beside its 64-bit one: all ones, or the same.
@@ -120,9 +129,22 @@ bool agree(const End& old, const End& wide) {
          agrees(old.directory_offset, kIn64, wide.directory_offset);
 }
 
-// Whether data lies in the file as it is. Only these two flags change nothing about that.
-bool is_plain(std::uint16_t flags, std::uint16_t method) {
-  return (flags & ~(kFlagDescriptor | kFlagUtf8)) == 0 && method == 0;
+// Only these two flags change nothing about the data.
+bool is_plain(std::uint16_t flags) {
+  return (flags & ~(kFlagDescriptor | kFlagUtf8)) == 0;
+}
+
+// `size` bytes; none: these are not that many, deflated.
+std::optional<std::vector<std::byte>> inflated(ByteView bytes, std::size_t size) {
+  const std::unique_ptr<libdeflate_decompressor, decltype(&libdeflate_free_decompressor)> machine(
+      libdeflate_alloc_decompressor(), &libdeflate_free_decompressor);
+  if (!machine) throw std::bad_alloc();
+  std::vector<std::byte> out(size);
+  std::size_t taken = 0;
+  const libdeflate_result result = libdeflate_deflate_decompress_ex(
+      machine.get(), bytes.data(), bytes.size(), out.data(), out.size(), &taken, nullptr);
+  if (result != LIBDEFLATE_SUCCESS || taken != bytes.size()) return std::nullopt;
+  return out;
 }
 
 // Bytes of the 64-bit field that a record needs; 0: none.
@@ -155,7 +177,8 @@ std::vector<Record*> sorted_by_offset(std::vector<Record>& records) {
 // Hands out ranges of the source, reading as seldom as it can.
 class Archive::Loader {
  public:
-  explicit Loader(const ByteSource& source) : source_(source), size_(source.size()) {
+  Loader(const ByteSource& source, Deflated deflated)
+      : source_(source), deflated_(deflated), size_(source.size()) {
     tail = read(size_ - std::min(size_, kTail), std::min(size_, kTail));
   }
 
@@ -209,6 +232,7 @@ class Archive::Loader {
   void check_gap(const Record& record, std::uint64_t end);
 
   const ByteSource& source_;
+  Deflated deflated_;
   std::uint64_t size_;
   Window current_;
 };
@@ -371,7 +395,8 @@ std::uint64_t Archive::Loader::central(std::span<const std::byte> bytes, std::ui
   record.flags = load_le<std::uint16_t>(at + 8);
   const auto method = load_le<std::uint16_t>(at + 10);
   record.entry.crc32 = load_le<std::uint32_t>(at + 16);
-  const auto stored = load_le<std::uint32_t>(at + 20);
+  record.entry.deflated = method == kDeflated;
+  record.entry.stored_size = load_le<std::uint32_t>(at + 20);
   record.entry.size = load_le<std::uint32_t>(at + 24);
   const std::size_t name = load_le<std::uint16_t>(at + 28);
   const std::size_t extra = load_le<std::uint16_t>(at + 30);
@@ -388,13 +413,15 @@ std::uint64_t Archive::Loader::central(std::span<const std::byte> bytes, std::ui
   record.entry.name = text(at + kCentralHeaderSize, name);
   if (record.entry.name.find('\0') != std::string::npos)
     fail(ErrorCode::corrupt, "a zip entry whose name has a NUL, where readers cut it", base);
-  if (!is_plain(record.flags, method) || disk != 0) {
+  const bool is_taken = method == kStored || (method == kDeflated && deflated_ == Deflated::allow);
+  const bool is_wide = is_one_of(kIn64, record.entry.size, record.entry.stored_size);
+  if (!is_plain(record.flags) || !is_taken || disk != 0 || (is_wide && record.entry.deflated)) {
     fail(ErrorCode::unsupported,
          "zip entry '" + record.entry.name + "' with method " + std::to_string(method) +
              " and flags " + std::to_string(record.flags) + ", expected plain stored data",
          base);
   }
-  if (stored != record.entry.size) {
+  if (record.entry.stored_size != record.entry.size && !record.entry.deflated) {
     fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' has two sizes", base);
   }
   zip64(bytes.subspan(kCentralHeaderSize + name, extra), record, base);
@@ -444,7 +471,7 @@ void Archive::Loader::locate(std::vector<Record>& records, std::uint64_t directo
     if (i > 0) check_gap(*order[i - 1], start);
     if (i == 0 && start != 0) fail(ErrorCode::corrupt, "bytes before the first zip entry", 0);
     check_local(record, view(start, length, until), directory_offset);
-    done = record.entry.data_offset + record.entry.size;
+    done = record.entry.data_offset + record.entry.stored_size;
   }
   if (!order.empty()) return check_gap(*order.back(), directory_offset);
   if (directory_offset != 0) {
@@ -463,9 +490,9 @@ void Archive::Loader::check_local(Record& record, const std::byte* at, std::uint
   }
   const std::uint64_t header =
       kLocalHeaderSize + entry.name.size() + load_le<std::uint16_t>(at + 28);
-  if (header > limit - offset || entry.size > limit - offset - header) {
+  if (header > limit - offset || entry.stored_size > limit - offset - header) {
     fail(ErrorCode::corrupt,
-         "zip entry '" + entry.name + "' of " + std::to_string(entry.size) +
+         "zip entry '" + entry.name + "' of " + std::to_string(entry.stored_size) +
              " bytes runs into the directory",
          offset);
   }
@@ -476,10 +503,10 @@ void Archive::Loader::check_local(Record& record, const std::byte* at, std::uint
 // else.
 void Archive::Loader::check_gap(const Record& record, std::uint64_t end) {
   const Entry& entry = record.entry;
-  const std::uint64_t start = entry.data_offset + entry.size;
+  const std::uint64_t start = entry.data_offset + entry.stored_size;
   const std::uint64_t gap = end - start;
   const bool announced = (record.flags & kFlagDescriptor) != 0;
-  if (gap == 0 && (!announced || entry.size == 0)) return;
+  if (gap == 0 && (!announced || entry.stored_size == 0)) return;
   const bool right = announced && is_one_of(gap, kDescriptorSize, kDescriptor64Size) &&
                      is_descriptor({view(start, gap, end), gap}, entry);
   if (!right) {
@@ -490,8 +517,9 @@ void Archive::Loader::check_gap(const Record& record, std::uint64_t end) {
   }
 }
 
-Archive::Archive(std::shared_ptr<const ByteSource> source) : source_(std::move(source)) {
-  Loader loader(*source_);
+Archive::Archive(std::shared_ptr<const ByteSource> source, Deflated deflated)
+    : source_(std::move(source)) {
+  Loader loader(*source_, deflated);
   const End end = loader.find_end();
   std::vector<Record> records = loader.directory(end);
   loader.locate(records, end.directory_offset);
@@ -523,38 +551,48 @@ const Entry* Archive::find(std::string_view name) const {
 // The range that holds an entry's data already; null: it must be read.
 const Archive::Window* Archive::window_of(const Entry& entry) const {
   const auto holds = [&entry](const Window& window) {
-    return Loader::holds(window, entry.data_offset, entry.size);
+    return Loader::holds(window, entry.data_offset, entry.stored_size);
   };
   if (holds(head_)) return &head_;
   return holds(tail_) ? &tail_ : nullptr;
 }
 
-void Archive::require_crc(const Entry& entry, ByteView bytes) const {
-  const std::uint32_t found = crc32(bytes);
-  if (entry.crc32 == 0 || found == entry.crc32) return;
-  throw Error(ErrorCode::corrupt, "zip entry '" + entry.name + "' has CRC-32 " +
-                                      std::to_string(found) + ", recorded is " +
-                                      std::to_string(entry.crc32))
+// `what`: behind the entry's name.
+void Archive::refuse(ErrorCode code, const Entry& entry, const std::string& what) const {
+  throw Error(code, "zip entry '" + entry.name + "' " + what)
       .at_path(source_->name())
       .at_offset(entry.data_offset);
 }
 
-std::vector<std::byte> Archive::read(const Entry& entry, std::uint64_t cap) const {
-  if (entry.size > cap) {
-    throw Error(ErrorCode::limit, "zip entry '" + entry.name + "' of " +
-                                      std::to_string(entry.size) + " bytes, at most " +
-                                      std::to_string(cap) + " are read")
-        .at_path(source_->name())
-        .at_offset(entry.data_offset);
-  }
-  std::vector<std::byte> bytes(entry.size);
+std::vector<std::byte> Archive::stored(const Entry& entry) const {
+  std::vector<std::byte> bytes(entry.stored_size);
   if (const Window* held = window_of(entry)) {
     const auto* from = held->bytes.data() + (entry.data_offset - held->offset);
-    std::copy(from, from + entry.size, bytes.begin());
+    std::copy(from, from + entry.stored_size, bytes.begin());
   } else {
     source_->read_at(entry.data_offset, bytes);
   }
-  require_crc(entry, bytes);
+  return bytes;
+}
+
+std::vector<std::byte> Archive::read(const Entry& entry, std::uint64_t cap) const {
+  if (const auto size = std::max(entry.size, entry.stored_size); size > cap) {
+    refuse(ErrorCode::limit, entry,
+           "of " + std::to_string(size) + " bytes, at most " + std::to_string(cap) + " are read");
+  }
+  std::vector<std::byte> bytes = stored(entry);
+  if (entry.deflated) {
+    auto data = inflated(bytes, entry.size);
+    if (!data)
+      refuse(ErrorCode::corrupt, entry,
+             "is not " + std::to_string(entry.size) + " bytes, deflated");
+    bytes = *std::move(data);
+  }
+  const std::uint32_t found = crc32(bytes);
+  if (entry.crc32 != 0 && found != entry.crc32) {
+    refuse(ErrorCode::corrupt, entry,
+           "has CRC-32 " + std::to_string(found) + ", recorded is " + std::to_string(entry.crc32));
+  }
   return bytes;
 }
 

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/error.h"
 #include "tessera/io.h"
 
 namespace tessera::zip {
@@ -17,26 +18,31 @@ struct Entry {
   std::string name;               // as in the archive, with the root folder
   std::uint64_t data_offset = 0;  // of the first data byte from the archive's start
   std::uint64_t size = 0;         // bytes
+  std::uint64_t stored_size = 0;  // bytes in the archive
   std::uint32_t crc32 = 0;        // as recorded in the central directory
+  bool deflated = false;          // else the bytes in the archive are the data
 };
+
+// Archives of TorchScript have their code deflated.
+enum class Deflated : std::uint8_t { refuse, allow };
 
 // The archive's directory, in central-directory order. Reads the end record, the central directory
 // and the local headers with the descriptors between them, neighbours in one read; data is read
 // only where it lies between headers that are close together. Every byte of the file belongs to
-// something: refused (each with its offset) are compressed or encrypted entries, comments and
-// spanned archives
-// (`unsupported`), names that repeat, entries that overlap, leave holes or leave the file, local
-// headers and descriptors that contradict the directory (`corrupt`), a missing end record
+// something: refused (each with its offset) are compressed entries unless they are deflated and
+// that is allowed, encrypted ones, comments and spanned archives (`unsupported`), names that
+// repeat, entries that overlap, leave holes or leave the file, local headers and descriptors that
+// contradict the directory (`corrupt`), a missing end record
 // (`incomplete`), and more than kMaxEntries entries (`limit`).
 class Archive {
  public:
   static constexpr std::uint64_t kMaxEntries = 1'000'000;
 
-  explicit Archive(std::shared_ptr<const ByteSource> source);
+  explicit Archive(std::shared_ptr<const ByteSource> source, Deflated deflated = Deflated::refuse);
   [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
   [[nodiscard]] const Entry* find(std::string_view name) const;  // null: absent
-  // The whole entry, CRC-32 checked (`corrupt` on a difference; a recorded 0 is "not computed").
-  // Throws `limit` when it is larger than `cap`.
+  // The whole entry as it was before it was deflated, CRC-32 checked (`corrupt` on a difference; a
+  // recorded 0 is "not computed"). Throws `limit` when it is larger than `cap`.
   [[nodiscard]] std::vector<std::byte> read(const Entry& entry, std::uint64_t cap) const;
   [[nodiscard]] const std::shared_ptr<const ByteSource>& source() const noexcept { return source_; }
 
@@ -49,7 +55,8 @@ class Archive {
   class Loader;
 
   [[nodiscard]] const Window* window_of(const Entry& entry) const;
-  void require_crc(const Entry& entry, ByteView bytes) const;
+  [[nodiscard]] std::vector<std::byte> stored(const Entry& entry) const;
+  [[noreturn]] void refuse(ErrorCode code, const Entry& entry, const std::string& what) const;
 
   std::shared_ptr<const ByteSource> source_;
   std::vector<Entry> entries_;
@@ -124,6 +131,8 @@ inline constexpr std::uint64_t kDescriptor64Size = 24;  // with 64-bit sizes
 inline constexpr std::uint16_t kZip64Field = 1;  // id of the extra field with 64-bit numbers
 inline constexpr std::uint32_t kIn64 =
     0xFFFFFFFF;  // "see the 64-bit field"; values from here on go there
+
+inline constexpr std::uint16_t kStored = 0, kDeflated = 8;  // methods
 
 inline constexpr std::uint16_t kFlagDescriptor = 1U << 3;
 inline constexpr std::uint16_t kFlagUtf8 = 1U << 11;

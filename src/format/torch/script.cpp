@@ -1,0 +1,324 @@
+#include "format/torch/script.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "tessera/error.h"
+#include "value/children.h"
+#include "value/equality.h"
+#include "value/render.h"
+
+namespace tessera::torch_file {
+namespace {
+
+using Kind = Value::Kind;
+
+// Bytes of names, and for each about what it takes: a module may be in several places.
+constexpr std::uint64_t kMostNames = 128 << 20;
+constexpr std::uint64_t kOfName = 128;
+constexpr std::size_t kMostNested = 1000;  // modules inside one another
+constexpr std::size_t kNamesOfNote = 5;
+
+// What every module that TorchScript compiled has besides, and no state dict; nor has one None.
+constexpr std::array<std::string_view, 2> kOfEveryModule{"training", "_is_full_backward_hook"};
+
+bool is_script_class(const Value& callable) {
+  if (!callable.is(Kind::global)) return false;
+  const std::string& module = callable.global_module();
+  return module == "__torch__" || module.starts_with("__torch__.");
+}
+
+// The attributes of a module, or of an object of a class of the archive's own; null: it is neither,
+// or its state is what only its code can take.
+const Value* attributes_in(const Value& value) {
+  if (!value.is(Kind::object)) return nullptr;
+  const Object& object = value.as_object();
+  const bool is_plain = object.by_new && is_script_class(object.callable) && object.state &&
+                        object.state->is(Kind::dict) && object.list_items.empty() &&
+                        object.dict_items.empty();
+  if (!is_plain) return nullptr;
+  const auto has_name = [](const Value::Pair& pair) { return pair.first.is(Kind::string); };
+  return std::ranges::all_of(object.state->pairs(), has_name) ? &*object.state : nullptr;
+}
+
+// The parameters and buffers of the classes of an archive, from the lists that each begins with.
+class Classes {
+ public:
+  explicit Classes(const CodeOf& code_of) : code_of_(code_of) {}
+
+  // Whether the class lists this attribute as a parameter or buffer; one without lists lists all.
+  bool lists(const Value& global, const std::string& attribute) {
+    const auto [known, fresh] =
+        known_.try_emplace(global.global_module() + " " + global.global_name());
+    if (fresh) known->second = listed(global);
+    return !known->second || known->second->contains(attribute);
+  }
+
+ private:
+  using Names = std::set<std::string, std::less<>>;
+
+  std::optional<Names> listed(const Value& global) {
+    std::string file = global.global_module();
+    std::ranges::replace(file, '.', '/');
+    const auto [text, fresh] = text_.try_emplace(file);
+    if (fresh) text->second = code_of_(file);
+    const std::string head = "class " + global.global_name() + "(";
+    std::string_view code = text->second;
+    std::size_t at = code.starts_with(head) ? 0 : code.find("\n" + head);
+    if (at == std::string_view::npos) return std::nullopt;
+    code.remove_prefix(at + 1);
+    code = code.substr(0, code.find("\nclass "));
+    Names names;
+    const bool has_lists =
+        add_list(code, "__parameters__ = [", names) && add_list(code, "__buffers__ = [", names);
+    return has_lists ? std::optional(std::move(names)) : std::nullopt;
+  }
+
+  // ["weight", "bias", ]
+  static bool add_list(std::string_view code, std::string_view head, Names& names) {
+    const std::size_t begin = code.find(head);
+    if (begin == std::string_view::npos) return false;
+    code.remove_prefix(begin + head.size());
+    const std::size_t end = code.find(']');
+    if (end == std::string_view::npos) return false;
+    code = code.substr(0, end);
+    for (std::size_t open = code.find('"'); open != std::string_view::npos; open = code.find('"')) {
+      code.remove_prefix(open + 1);
+      const std::size_t close = code.find('"');
+      if (close == std::string_view::npos) return false;
+      names.emplace(code.substr(0, close));
+      code.remove_prefix(close + 1);
+    }
+    return true;
+  }
+
+  const CodeOf& code_of_;
+  std::unordered_map<std::string, std::string> text_;            // by file
+  std::unordered_map<std::string, std::optional<Names>> known_;  // by class
+};
+
+// As a state dict has it.
+Value plain(const Value& value) {
+  if (!value.is(Kind::tensor)) return value;
+  Tensor tensor = value.as_tensor();
+  tensor.parameter = tensor.requires_grad = false;
+  return Value(std::move(tensor));
+}
+
+// C++'s optimizers, torch/optim/serialize.h: what they write as modules and numbered attributes.
+
+constexpr std::string_view kGroup = "param_groups/", kParameter = "params/", kSize = "size";
+
+// The attributes "PREFIX0", "PREFIX1", ... as far as they go; none: there are others that begin so,
+// but for PREFIXsize.
+std::optional<std::vector<Value>> numbered(const Value& attributes, std::string_view prefix) {
+  std::vector<Value> items;
+  for (;;) {
+    const Value* item = attributes.find(std::string(prefix) + std::to_string(items.size()));
+    if (item == nullptr) break;
+    items.push_back(*item);
+  }
+  const auto all = std::ranges::count_if(attributes.pairs(), [&](const Value::Pair& pair) {
+    return pair.first.as_string().starts_with(prefix) &&
+           pair.first.as_string() != std::string(prefix) + std::string(kSize);
+  });
+  if (all != std::ssize(items)) return std::nullopt;
+  return items;
+}
+
+// {"params": numbers, **options} of a group, whose parameters get numbers from `next` on; none: it
+// is made otherwise.
+std::optional<Value> group_of(const Value& group, std::vector<std::string>& parameters) {
+  const Value* attributes = attributes_in(group);
+  if (attributes == nullptr) return std::nullopt;
+  const auto ids = numbered(*attributes, kParameter);
+  const Value* options = attributes->find("options");
+  const Value* named = options != nullptr ? attributes_in(*options) : nullptr;
+  if (!ids || (options != nullptr && named == nullptr)) return std::nullopt;
+  Value made = Value::dict();
+  Value numbers = Value::list();
+  for (const Value& id : *ids) {
+    if (!id.is(Kind::string)) return std::nullopt;
+    numbers.items().emplace_back(static_cast<std::int64_t>(parameters.size()));
+    parameters.push_back(id.as_string());
+  }
+  made.set_item("params", std::move(numbers));
+  if (named != nullptr)
+    for (const auto& [name, value] : named->pairs()) made.set_item(name, value);
+  return made;
+}
+
+// What a parameter's state has, by name; none: something that is not of an optimizer's.
+std::optional<Value> state_of(const Value& state) {
+  const Value* attributes = attributes_in(state);
+  if (attributes == nullptr) return std::nullopt;
+  Value made = Value::dict();
+  for (const auto& [name, value] : attributes->pairs()) made.set_item(name, plain(value));
+  return made;
+}
+
+// Optimizer.state_dict() of what torch::save wrote of an optimizer; none: it is none, or one whose
+// parameters have no order.
+std::optional<Value> optimizer_of(const Value& attributes) {
+  const Value* const states = attributes.find("state");
+  const Value* const groups = attributes.find("param_groups");
+  if (attributes.find("pytorch_version") == nullptr || states == nullptr || groups == nullptr ||
+      attributes.size() != 3)
+    return std::nullopt;
+  const Value* const by_id = attributes_in(*states);
+  const Value* const in_groups = attributes_in(*groups);
+  if (by_id == nullptr || in_groups == nullptr) return std::nullopt;
+  const auto listed = numbered(*in_groups, kGroup);
+  if (!listed) return std::nullopt;
+  std::vector<std::string> parameters;  // their ids, by number
+  Value made_groups = Value::list();
+  for (const Value& group : *listed) {
+    auto made = group_of(group, parameters);
+    if (!made) return std::nullopt;
+    made_groups.items().push_back(std::move(*made));
+  }
+  Value made_states = Value::dict();
+  std::unordered_set<std::string_view> seen;
+  for (std::size_t number = 0; number < parameters.size(); ++number) {
+    if (!seen.insert(parameters[number]).second) return std::nullopt;
+    const Value* const state = by_id->find(parameters[number]);
+    if (state == nullptr) continue;
+    auto made = state_of(*state);
+    if (!made) return std::nullopt;
+    made_states.set_item(static_cast<std::int64_t>(number), std::move(*made));
+  }
+  if (made_states.size() != by_id->size()) return std::nullopt;  // of a parameter in no group
+  return Value::dict({{"state", std::move(made_states)}, {"param_groups", std::move(made_groups)}});
+}
+
+// Walks the modules.
+class Names {
+ public:
+  explicit Names(Classes classes) : classes_(std::move(classes)) {}
+
+  void add(const Value& module, const Value& attributes, const std::string& prefix) {
+    if (!inside_.insert(module.identity()).second)
+      throw Error(ErrorCode::corrupt, "a module that holds itself").at_key(prefix);
+    if (inside_.size() > kMostNested)
+      throw Error(ErrorCode::limit, "modules nested too deep").at_key(prefix);
+    for (const auto& [key, value] : attributes.pairs()) {
+      const std::string& attribute = key.as_string();
+      count(prefix.size() + attribute.size());
+      add_one(module.as_object().callable, attribute, value, prefix + attribute);
+    }
+    inside_.erase(module.identity());
+  }
+
+  void add_constants(const Value& constants) {
+    if (!is_sequence(constants.kind())) return;
+    for (std::size_t i = 0; i < constants.size(); ++i)
+      add_other("CONSTANTS.c" + std::to_string(i), plain(constants.items()[i]));
+  }
+
+  [[nodiscard]] Script take() {
+    // No OrderedDict: torch::pickle_load would read None where one is written.
+    Script made{Value::dict(std::move(pairs_)), {}};
+    if (!others_.empty()) made.notes.push_back(note_of_others());
+    return made;
+  }
+
+ private:
+  void add_one(const Value& owner, const std::string& attribute, const Value& value,
+               const std::string& name) {
+    if (std::ranges::find(kOfEveryModule, attribute) != kOfEveryModule.end() ||
+        value.is(Kind::none))
+      return;
+    if (const Value* below = attributes_in(value)) {
+      if (auto optimizer = optimizer_of(*below)) return add_pair(name, std::move(*optimizer));
+      return add(value, *below, name + ".");
+    }
+    if (value.is(Kind::tensor) && classes_.lists(owner, attribute))
+      return add_pair(name, plain(value));
+    add_other(name, plain(value));
+  }
+
+  void add_other(const std::string& name, Value value) {
+    others_.push_back(name);
+    add_pair(name, std::move(value));
+  }
+
+  void add_pair(const std::string& name, Value value) {
+    if (!taken_.insert(name).second)
+      throw Error(ErrorCode::conflict, "two attributes of modules get one name").at_key(name);
+    pairs_.emplace_back(name, std::move(value));
+  }
+
+  void count(std::size_t name) {
+    text_ += name + kOfName;
+    if (text_ > kMostNames) {
+      throw Error(ErrorCode::limit, "the names of a module are more than " +
+                                        std::to_string(kMostNames >> 20U) + " MiB of text");
+    }
+  }
+
+  [[nodiscard]] std::string note_of_others() const {
+    std::string text;
+    for (std::size_t i = 0; i < std::min(others_.size(), kNamesOfNote); ++i)
+      text += (i == 0 ? "" : ", ") + printable(others_[i], 200);
+    if (others_.size() > kNamesOfNote)
+      text += " and " + std::to_string(others_.size() - kNamesOfNote) + " more";
+    return "the archive's modules have besides parameters and buffers " + text;
+  }
+
+  Classes classes_;
+  std::vector<Value::Pair> pairs_;
+  std::unordered_set<std::string> taken_;  // their names
+  std::vector<std::string> others_;
+  std::unordered_set<const void*> inside_;
+  std::uint64_t text_ = 0;
+};
+
+// torch::save of a tensor, or of a vector of them, gives them numbers in a module without a name.
+std::optional<Value> numbered_tensors(const Value& data, const Value& attributes) {
+  const Value& callable = data.as_object().callable;
+  if (callable.global_module() != "__torch__" || callable.global_name() != "Module")
+    return std::nullopt;
+  const auto items = numbered(attributes, "");
+  const auto is_tensor = [](const Value& item) { return item.is(Kind::tensor); };
+  if (!items || items->empty() || items->size() != attributes.size() ||
+      !std::ranges::all_of(*items, is_tensor))
+    return std::nullopt;
+  return items->size() == 1 ? items->front() : Value::list(*items);
+}
+
+}  // namespace
+
+Script script_of(const Value& data, const Value& constants, const CodeOf& code_of) {
+  const Value* const attributes = attributes_in(data);
+  if (attributes == nullptr) return {data, {}};
+  if (auto optimizer = optimizer_of(*attributes)) return {std::move(*optimizer), {}};
+  if (auto tensors = numbered_tensors(data, *attributes)) return {std::move(*tensors), {}};
+  Names names{Classes(code_of)};
+  names.add(data, *attributes, "");
+  names.add_constants(constants);
+  return names.take();
+}
+
+bool restore_typed(const Value& callable, const Value& arguments, Value& result) {
+  constexpr std::array<std::string_view, 4> kLists{"build_intlist", "build_doublelist",
+                                                   "build_boollist", "build_tensorlist"};
+  constexpr std::string_view kModule = "torch.jit._pickle";
+  if (!callable.is(Kind::global) || callable.global_module() != kModule) return false;
+  const bool is_tag = callable.global_name() == "restore_type_tag";
+  const bool is_list = std::ranges::find(kLists, callable.global_name()) != kLists.end();
+  if (!arguments.is(Kind::tuple) || arguments.size() != (is_tag ? 2U : 1U)) return false;
+  if (!is_tag && (!is_list || !arguments.items()[0].is(Kind::list))) return false;
+  result = arguments.items()[0];
+  return true;
+}
+
+}  // namespace tessera::torch_file
