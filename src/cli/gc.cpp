@@ -96,8 +96,8 @@ int gc(const GcArguments& options, const Common& common) {
 
 constexpr const char* kGcExamples = R"(
 Lists what killed saves, conversions and copies left: unfinished files and directories, what waits
-for --resume, empty directories, and data of attempts that no .metadata names. With --uploads it lists
-unfinished uploads of an object store instead, which no listing shows and which cost money; those of
+for --resume, empty directories of steps, and data of attempts that no .metadata names. With --uploads
+it lists unfinished uploads of an object store instead, which no listing shows and which cost money; those of
 other tools are never touched. Nothing is removed without --delete. What is younger than a day stays,
 as may be of a writer that lives; on a disk so does whatever a writer has locked. The exit code is 3 if
 something could not be removed.

@@ -18,6 +18,7 @@
 #include "base/process.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/save/place.h"
 #include "storage/forwarding_store.h"
@@ -42,6 +43,11 @@ bool is_in_work(const std::string& directory) {
   return std::ranges::any_of(std::filesystem::path(directory), [](const auto& part) {
     return is_working_name(part.native()) || is_resumable_name(part.native());
   });
+}
+
+// What a save was killed in before it had written anything.
+bool is_step_name(std::string_view name) {
+  return take_step_name(name).has_value() && name.empty();
 }
 
 std::string lock_of_work(const std::string& directory) {
@@ -118,16 +124,13 @@ class Search {
     if (add_work(directory)) return;
     const auto below = entries_if_open(directory.path);
     if (!below) return;  // what is closed to us we have not written
-    if (below->empty()) return add(directory.path, Form::empty);
+    if (below->empty() && is_step_name(directory.name)) return add(directory.path, Form::empty);
     look_in(directory.path, *below);
   }
 
   // A directory that a writer made for its work has something in it that says so.
   bool add_work(const DirectoryEntry& directory) {
-    std::error_code error;
-    const bool is_resumable = is_resumable_name(directory.name) &&
-                              std::filesystem::is_regular_file(lock_of_work(directory.path), error);
-    if (is_resumable) {
+    if (is_resumable_name(directory.name) && is_work_directory(directory.path)) {
       add(directory.path, Form::resumable);
     } else if (is_working_directory(directory.path)) {
       add(directory.path, Form::working);

@@ -44,8 +44,9 @@ std::vector<std::string> names_of(const GcReport& report, const std::string& bel
 std::string littered() {
   const std::string run = temporary_directory() + "/run";
   save_step(run + "/step1", 1);
-  for (const char* made : {"/step2", "/step3-tmp-0123456789ab", "/notes-tmp-march",
-                           "/notes-tmp-0123456789ab", "/.q.resume/new", "/.mine.resume", "/step8"})
+  for (const char* made :
+       {"/step2", "/step3-tmp-0123456789ab", "/notes-tmp-march", "/notes-tmp-0123456789ab",
+        "/.q.resume/new", "/.mine.resume", "/step8", "/logs", "/.git/refs"})
     fs::create_directories(run + made);
   for (const char* left : {"/step1/__0_0_0123456789ab.distcp", "/step1/tessera-0123456789ab.probe",
                            "/step1/.x.pt.tmp-0123456789ab", "/step2/__3_1_0123456789ab.distcp",
@@ -53,8 +54,9 @@ std::string littered() {
     write_text(run + left, "left");
   }
   write_text(run + "/step3-tmp-0123456789ab/.work.tmp-0123456789ab", "");
-  write_text(run + "/.q.resume/lock", "");
-  for (const char* mine : {"/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt"})
+  (void)WorkDirectory(run + "/.q.resume");
+  for (const char* mine :
+       {"/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt", "/.mine.resume/lock"})
     write_text(run + mine, "a user's");
   write_text(run + "/step2/__0_0.distcp", "of another writer");
   write_text(run + "/notes-tmp-march/a.txt", "a user's");
@@ -74,7 +76,9 @@ TEST(Gc, FindsWhatKillsLeaveAndNothingElse_O26) {
   const GcReport listed = gc(run);
   EXPECT_EQ(names_of(listed, run), wanted);
   for (const Leftover& leftover : listed.leftovers) {
-    EXPECT_EQ(leftover.bytes, leftover.path == run + "/step8" ? 0U : 4U);
+    EXPECT_EQ(leftover.bytes, leftover.path == run + "/step8"       ? 0U
+                              : leftover.path == run + "/.q.resume" ? 4U + 28U
+                                                                    : 4U);
     EXPECT_GE(leftover.age->count(), 47 * 3600);
     EXPECT_FALSE(leftover.removed);
     EXPECT_TRUE(fs::exists(leftover.path));
@@ -88,8 +92,8 @@ TEST(Gc, FindsWhatKillsLeaveAndNothingElse_O26) {
   }
   EXPECT_TRUE(fs::exists(run + "/step2/__0_0.distcp"));
   // Names alone say nothing.
-  for (const char* mine :
-       {"/notes-tmp-march/a.txt", "/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt"})
+  for (const char* mine : {"/notes-tmp-march/a.txt", "/notes-tmp-0123456789ab/a.txt",
+                           "/.mine.resume/a.txt", "/logs", "/.git/refs"})
     EXPECT_TRUE(fs::exists(run + mine)) << mine;
   EXPECT_THAT(verify(run + "/step1").findings, IsEmpty());
   EXPECT_THAT(gc(run).leftovers, IsEmpty());
@@ -377,6 +381,22 @@ TEST(Gc, ClosedDirectoriesDoNotKeepTheRest) {
   EXPECT_FALSE(fs::exists(run + "/step1/__0_0_0123456789ab.distcp"));
   const ClosedDirectory itself(run + "/closed");
   EXPECT_EQ(code_of([&] { (void)gc(run + "/closed"); }), ErrorCode::io);
+}
+
+// One of a name that writers give, of another user.
+TEST(Gc, AClosedDirectoryOfAWritersNameIsPassedOver) {
+  const TemporaryDirectory temporary;
+  fs::permissions(temporary.path(), fs::perms(0755));
+  const std::string run = temporary.path() + "/run";
+  fs::create_directory(run);
+  Unprivileged::give(run);
+  const ClosedDirectory closed(run + "/step1-tmp-0123456789ab");
+  const Unprivileged unprivileged;
+  save_step(run + "/step1", 1);
+  EXPECT_THAT(gc(run, {.remove = true, .older_than = std::chrono::seconds(0)}).leftovers,
+              IsEmpty());
+  const auto made = posix_store(run)->new_directory("step1", IfExists::replace);
+  EXPECT_TRUE(fs::exists(run + "/" + made->working()));
 }
 
 // The store tells no times and refuses to remove.

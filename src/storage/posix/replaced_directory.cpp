@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <exception>
@@ -141,8 +142,9 @@ bool is_working_directory(const std::string& path) {
   const std::string name = fs::path(path).filename().string();
   if (!is_working_name(name)) return false;
   const std::size_t at = name.rfind(kWorkMark) + kWorkMark.size();
-  if (is_there(path + "/" + mark_name(name.substr(at)))) return true;
-  const auto entries = entries_if_open(path);
+  struct stat status {};
+  if (::lstat((path + "/" + mark_name(name.substr(at))).c_str(), &status) == 0) return true;
+  const auto entries = entries_if_open(path);  // what is closed to us is nothing of ours
   return entries && std::ranges::all_of(*entries, [](const DirectoryEntry& entry) {
            return is_probe_name(entry.name);
          });
@@ -258,8 +260,16 @@ void ReplacedDirectory::exchange(const NewDirectory::IsReplaced& is_replaced) {
   if (::renameat2(AT_FDCWD, working_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
     const int error = errno;
     const bool is_done = error == ENOENT && is_at(moved, path_);
-    if (!lacks_flag(error) && !is_done) throw_errno(error, "exchange with", path_);
-    if (!is_done) old = exchange_in_two_steps(working_, path_);
+    if (!lacks_flag(error) && !is_done) {
+      unmark();
+      throw_errno(error, "exchange with", path_);
+    }
+    try {
+      if (!is_done) old = exchange_in_two_steps(working_, path_);
+    } catch (...) {
+      unmark();
+      throw;
+    }
   }
   working_.clear();
   sync_directory(directory_of(path_));
@@ -314,6 +324,8 @@ void make_own_directory(const std::string& path) {
   require_ours(path, status);
 }
 
+constexpr std::string_view kLockText = "of tessera: unfinished work\n";
+
 // None when the directory has gone.
 Fd open_lock(const std::string& path) {
   Fd fd = opened(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
@@ -339,10 +351,19 @@ LockedFd lock_work(const std::string& directory) {
   if (!S_ISREG(open.st_mode)) {
     throw Error(ErrorCode::unsafe, "the lock is not a regular file").at_path(path);
   }
+  // Where there is no room for it the work itself says so.
+  if (open.st_size == 0) (void)!::pwrite(fd.get(), kLockText.data(), kLockText.size(), 0);
   return is_at(id_of(fd.get()), path) ? LockedFd(std::move(fd)) : LockedFd();
 }
 
 }  // namespace
+
+bool is_work_directory(const std::string& path) {
+  const Fd fd = opened(path + "/" + std::string(kWorkLock), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  std::array<char, kLockText.size() + 1> text{};
+  return fd && ::pread(fd.get(), text.data(), text.size(), 0) == std::ssize(kLockText) &&
+         std::string_view(text.data(), kLockText.size()) == kLockText;
+}
 
 WorkDirectory::WorkDirectory(std::string path) : path_(std::move(path)), content_(path_ + "/new") {
   while (!lock_) {

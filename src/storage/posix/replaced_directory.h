@@ -102,11 +102,14 @@ inline constexpr std::string_view kResumeMark = ".resume";
 [[nodiscard]] inline bool is_resumable_name(std::string_view name) {
   return name.starts_with('.') && name.ends_with(kResumeMark);
 }
-//     PATH/lock   locked while somebody works (kWorkLock)
+//     PATH/lock   locked while somebody works (kWorkLock); its text says whose it is
 //     PATH/new/   the files
 //     PATH/...    what their writer notes of them
 
 inline constexpr std::string_view kWorkLock = "lock";
+
+// Whether somebody works or has worked in the directory: a user's may have such a name, and a lock.
+[[nodiscard]] bool is_work_directory(const std::string& path);
 
 class WorkDirectory {
  public:
