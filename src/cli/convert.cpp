@@ -141,7 +141,7 @@ int run_conversion(const std::string& verb, const Conversion& convert, ConvertOp
       signals.end_by_signal(how.resume ? "finished files are kept for the next run with --resume"
                                        : "nothing is left behind");
     }
-    if (!how.overwrite) refuse_to_replace(error);
+    if (!how.overwrite) refuse_to_replace(error, is_one_file(how.to));
     throw;
   }
   const double seconds =

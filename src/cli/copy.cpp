@@ -67,7 +67,7 @@ int copy(const CopyArguments& options, const Common& common) {
       signals.end_by_signal(
           "files that are whole at the target stay; run again, the copy goes on with them");
     }
-    if (!how.overwrite) refuse_to_replace(error);
+    if (!how.overwrite) refuse_to_replace(error, true);
     throw;
   }
   const double seconds =

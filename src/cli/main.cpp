@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -114,8 +115,10 @@ void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& text : notes) complain("note: " + text);
 }
 
-void refuse_to_replace(const Error& error) {
-  if (error.code() != ErrorCode::already_exists) return;
+void refuse_to_replace(const Error& error, bool wants_file) {
+  std::error_code none;
+  const bool is_file = std::filesystem::is_regular_file(error.path(), none);
+  if (error.code() != ErrorCode::already_exists || (is_file && !wants_file)) return;
   throw Error(error.code(), error.message() + "; --overwrite replaces a checkpoint")
       .at_path(error.path());
 }

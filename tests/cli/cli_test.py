@@ -490,13 +490,22 @@ class CommandLine(Case):
         (run / "log.txt").write_text("a line")
         (run / "latest").symlink_to("step1")
         rest = {"latest": "it is no step", "log.txt": "it is no step", "logs": "it is no step",
-                "step3": "it has no marker: it is not finished", "step4-tmp-0123456789ab": "it has no marker: it is not finished"}
+                "step3": "it has no marker: it is not finished", "step4-tmp-0123456789ab": "it is of a save that did not finish"}
         done = tessera("copy", run, self.work / "copied")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout.splitlines()[1:], [f"note: {name} is not copied: {reason}" for name, reason in rest.items()])
         self.assertEqual(sorted(path.name for path in (self.work / "copied").iterdir()), ["step1", "step2"])
+        shutil.copytree(self.dcp, run / "step1.old-0123456789ab")  # beside the one that took its place
+        rest["step1.old-0123456789ab"] = "it was set aside when step1 was replaced; rename it if it is the one that you want"
         again = json.loads(tessera("copy", run, self.work / "copied", "--json").stdout)
         self.assertEqual({row["name"]: row["reason"] for row in again["passed_over"]}, rest)
+        for step in ("step5", "step6"):  # both damaged: all that stays behind is said
+            (run / step).mkdir()
+            (run / step / ".metadata").write_bytes(b"")
+        done = tessera("copy", run, self.work / "copied again")
+        self.assertEqual(done.returncode, 3)
+        for name in ("step6", *rest):
+            self.assertIn(f"{name} is not copied: " if name != "step5" else "step5", done.stderr)
 
     def test_gc_lists_and_removes_what_kills_left(self):
         """fault-rows C06"""

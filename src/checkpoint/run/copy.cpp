@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "base/parallel.h"
 #include "base/process.h"
 #include "base/text.h"
@@ -239,20 +240,30 @@ std::set<std::string> names_in(const Location& run) {
   return names;
 }
 
+// Of a step's directory that is not among those that are copied.
+std::string reason_of(const StepDirectory& step) {
+  if (step.role == StepDirectory::Role::current) return "it has no marker: it is not finished";
+  if (step.role == StepDirectory::Role::attempt) return "it is of a save that did not finish";
+  return "it was set aside when " + run_checkpoint_name(step.step, step.unsharded) +
+         " was replaced; rename it if it is the one that you want";
+}
+
 std::vector<PassedOver> rest_of_run(const Location& run, const std::vector<StepDirectory>& copied) {
   std::map<std::string, std::string> reasons;
   for (const std::string& name : names_in(run))
     if (name != kLeftRecord) reasons[name] = "it is no step";
-  for (const StepDirectory& step : step_directories(run))
-    reasons[step.directory] = "it has no marker: it is not finished";
+  for (const StepDirectory& step : step_directories(run)) reasons[step.directory] = reason_of(step);
   for (const StepDirectory& step : copied) reasons.erase(step.directory);
   std::vector<PassedOver> rest;
   for (const auto& [name, reason] : reasons) rest.push_back({name, reason});
   return rest;
 }
 
+// `rest`: what is not copied. An error is the first of a damaged checkpoint; what else stays behind
+// is in the log then.
 CopyReport copy_run(const std::vector<StepDirectory>& steps, const Location& run,
-                    const Location& to, const CopyOptions& options) {
+                    const Location& to, const std::vector<PassedOver>& rest,
+                    const CopyOptions& options) {
   CopyReport report;
   std::optional<Error> first;  // one that is damaged does not keep the others
   copy_left(*directory_store(run), to);
@@ -263,11 +274,15 @@ CopyReport copy_run(const std::vector<StepDirectory>& steps, const Location& run
           copy_directory(directory_in(run, step->directory), directory_in(to, name), options));
     } catch (const Error& error) {
       if (!is_one_of(error.code(), ErrorCode::incomplete, ErrorCode::corrupt)) throw;
+      if (first) log(LogLevel::warning, step->directory + " is not copied: " + error.what());
       if (!first) first = error;
     }
   }
-  if (first) throw Error(*first);
-  return report;
+  report.passed_over = rest;
+  if (!first) return report;
+  for (const PassedOver& one : rest)
+    log(LogLevel::warning, one.name + " is not copied: " + one.reason);
+  throw Error(*first);
 }
 
 // The file that is to be there. A link stays, and leads to it.
@@ -310,9 +325,8 @@ CopyReport copy(const Location& from, const Location& to, const CopyOptions& opt
   const Location directory(place.store);
   const std::vector<StepDirectory> steps = marked(directory, standing(step_directories(directory)));
   if (steps.empty()) return copy_directory(directory, to, options);
-  CopyReport report = copy_run(steps, directory, to, options);
-  report.passed_over = rest_of_run(is_on_disk(from) ? from : directory, steps);
-  return report;
+  return copy_run(steps, directory, to, rest_of_run(is_on_disk(from) ? from : directory, steps),
+                  options);
 }
 
 }  // namespace tessera
