@@ -280,7 +280,8 @@ class Scan {
     const Head head = head_of<512>(*source);
     if (said == Said::elements) return elements(source, where, head, depth);
     if (is_tar(head)) throw Error(ErrorCode::unsupported, "a tar archive is not looked into");
-    if (begins(head, "PK")) return archive(zip::Archive(source), source, where, depth);
+    if (begins(head, "PK"))
+      return archive(zip::Archive(source, zip::Deflated::allow), source, where, depth);
     if (const Magic* foreign = foreign_kind(head))
       throw Error(ErrorCode::unsupported, std::string(foreign->what) + " is not looked into");
     if (begins(head, kNumpy)) return array(source, where, head, depth);
@@ -323,7 +324,7 @@ class Scan {
   // None: it is no archive.
   static std::optional<zip::Archive> archive_of(const Source& source) {
     try {
-      return zip::Archive(source);
+      return zip::Archive(source, zip::Deflated::allow);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::cancelled) throw;
       return std::nullopt;
@@ -360,14 +361,15 @@ class Scan {
     }
     for (const zip::Entry& entry : archive.entries()) {
       const Said said = said_by(entry.name);
-      Source bytes = slice_source(source, entry.data_offset, entry.size);
+      const std::string inside = where + ":" + entry.name;
+      // By its CRC-32, and what is deflated as it was.
+      const bool is_read = entry.deflated || lowered(entry.name).ends_with(".pkl");
+      Source bytes = is_read ? memory_source(archive.read(entry, kPickleLimit), inside)
+                             : slice_source(source, entry.data_offset, entry.size);
       if (said == Said::nothing && torch_file::is_raw(entry.name) &&
           !begins(head_of<kNumpy.size()>(*bytes), kNumpy)) {
         continue;  // numpy takes any name
       }
-      const std::string inside = where + ":" + entry.name;
-      if (lowered(entry.name).ends_with(".pkl"))
-        bytes = memory_source(archive.read(entry, kPickleLimit), inside);  // by its CRC-32
       guarded(inside, [&] { any(bytes, inside, said, depth + 1); });
     }
   }

@@ -27,7 +27,7 @@ constexpr std::uint64_t kTextCap = 64;        // bytes of version and byteorder
 constexpr std::uint64_t kNewestVersion = 10;  // of the archive format, as PyTorch reads
 constexpr std::size_t kNameCap = 4096;        // bytes of an entry's name
 constexpr std::uint64_t kTarMagicOffset = 257;
-constexpr std::uint64_t kCodeCap = 64U << 20U;            // bytes of a file of TorchScript's code
+constexpr std::uint64_t kCodeCap = 16U << 20U;            // bytes of a file of TorchScript's code
 constexpr std::string_view kConstants = "constants.pkl";  // only TorchScript's archives have it
 
 // The shard lists of F-04: what a ShardedTensor says of all ranks.
@@ -377,10 +377,15 @@ Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options)
 }
 
 std::optional<Script> read_script(const std::shared_ptr<const ByteSource>& source) {
+  std::array<std::byte, 2> start{};
+  if (source->size() < start.size()) return std::nullopt;
+  source->read_at(0, start);
+  if (std::memcmp(start.data(), "PK", start.size()) != 0) return std::nullopt;
   std::optional<zip::Archive> archive;
   try {
     archive.emplace(source, zip::Deflated::allow);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
     return std::nullopt;
   }
   if (archive->entries().empty()) return std::nullopt;

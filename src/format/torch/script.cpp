@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -25,7 +26,8 @@ using Kind = Value::Kind;
 // Bytes of names, and for each about what it takes: a module may be in several places.
 constexpr std::uint64_t kMostNames = 128 << 20;
 constexpr std::uint64_t kOfName = 128;
-constexpr std::size_t kMostNested = 1000;  // modules inside one another
+constexpr std::size_t kMostNested = 1000;      // modules inside one another
+constexpr std::uint64_t kMostCode = 64 << 20;  // bytes of all files that are read
 constexpr std::size_t kNamesOfNote = 5;
 
 // What every module that TorchScript compiled has besides, and no state dict; nor has one None.
@@ -57,53 +59,69 @@ class Classes {
 
   // Whether the class lists this attribute as a parameter or buffer; one without lists lists all.
   bool lists(const Value& global, const std::string& attribute) {
-    const auto [known, fresh] =
-        known_.try_emplace(global.global_module() + " " + global.global_name());
-    if (fresh) known->second = listed(global);
-    return !known->second || known->second->contains(attribute);
+    std::string file = global.global_module();
+    std::ranges::replace(file, '.', '/');
+    const auto [known, fresh] = files_.try_emplace(file);
+    if (fresh) known->second = classes_in(code_of_(file));
+    const auto found = known->second.find(global.global_name());
+    return found == known->second.end() || found->second.lists < 2 ||
+           found->second.names.contains(attribute);
   }
 
  private:
-  using Names = std::set<std::string, std::less<>>;
+  struct Listed {
+    std::set<std::string, std::less<>> names;
+    int lists = 0;  // of parameters, and of buffers
+  };
+  using ByName = std::map<std::string, Listed, std::less<>>;
 
-  std::optional<Names> listed(const Value& global) {
-    std::string file = global.global_module();
-    std::ranges::replace(file, '.', '/');
-    const auto [text, fresh] = text_.try_emplace(file);
-    if (fresh) text->second = code_of_(file);
-    const std::string head = "class " + global.global_name() + "(";
-    std::string_view code = text->second;
-    std::size_t at = code.starts_with(head) ? 0 : code.find("\n" + head);
-    if (at == std::string_view::npos) return std::nullopt;
-    code.remove_prefix(at + 1);
-    code = code.substr(0, code.find("\nclass "));
-    Names names;
-    const bool has_lists =
-        add_list(code, "__parameters__ = [", names) && add_list(code, "__buffers__ = [", names);
-    return has_lists ? std::optional(std::move(names)) : std::nullopt;
+  // One pass over the lines, which is all that is kept of them.
+  ByName classes_in(const std::string& text) {
+    text_ += text.size();
+    if (text_ > kMostCode) {
+      throw Error(ErrorCode::limit,
+                  "the archive has more than " + std::to_string(kMostCode >> 20U) + " MiB of code");
+    }
+    constexpr std::string_view kClass = "class ";
+    constexpr std::array<std::string_view, 2> kLists{"  __parameters__ = [", "  __buffers__ = ["};
+    ByName classes;
+    Listed* at = nullptr;
+    std::string_view rest = text;
+    while (!rest.empty()) {
+      const std::size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
+      const std::string_view line = rest.substr(0, end);
+      rest.remove_prefix(end);
+      if (line.starts_with(kClass)) {
+        const std::string_view name = line.substr(kClass.size());
+        at = &classes[std::string(name.substr(0, name.find('(')))];
+      }
+      for (const std::string_view head : kLists) {
+        if (at != nullptr && line.starts_with(head) &&
+            add_list(line.substr(head.size()), at->names))
+          ++at->lists;
+      }
+    }
+    return classes;
   }
 
-  // ["weight", "bias", ]
-  static bool add_list(std::string_view code, std::string_view head, Names& names) {
-    const std::size_t begin = code.find(head);
-    if (begin == std::string_view::npos) return false;
-    code.remove_prefix(begin + head.size());
-    const std::size_t end = code.find(']');
+  // "weight", "bias", ]
+  static bool add_list(std::string_view line, std::set<std::string, std::less<>>& names) {
+    const std::size_t end = line.find(']');
     if (end == std::string_view::npos) return false;
-    code = code.substr(0, end);
-    for (std::size_t open = code.find('"'); open != std::string_view::npos; open = code.find('"')) {
-      code.remove_prefix(open + 1);
-      const std::size_t close = code.find('"');
+    line = line.substr(0, end);
+    for (std::size_t open = line.find('"'); open != std::string_view::npos; open = line.find('"')) {
+      line.remove_prefix(open + 1);
+      const std::size_t close = line.find('"');
       if (close == std::string_view::npos) return false;
-      names.emplace(code.substr(0, close));
-      code.remove_prefix(close + 1);
+      names.emplace(line.substr(0, close));
+      line.remove_prefix(close + 1);
     }
     return true;
   }
 
   const CodeOf& code_of_;
-  std::unordered_map<std::string, std::string> text_;            // by file
-  std::unordered_map<std::string, std::optional<Names>> known_;  // by class
+  std::unordered_map<std::string, ByName> files_;
+  std::uint64_t text_ = 0;  // bytes that were read
 };
 
 // As a state dict has it.
@@ -234,9 +252,8 @@ class Names {
  private:
   void add_one(const Value& owner, const std::string& attribute, const Value& value,
                const std::string& name) {
-    if (std::ranges::find(kOfEveryModule, attribute) != kOfEveryModule.end() ||
-        value.is(Kind::none))
-      return;
+    const bool is_of_every = std::ranges::find(kOfEveryModule, attribute) != kOfEveryModule.end();
+    if (value.is(Kind::none) || (is_of_every && value.is(Kind::boolean))) return;
     if (const Value* below = attributes_in(value)) {
       if (auto optimizer = optimizer_of(*below)) return add_pair(name, std::move(*optimizer));
       return add(value, *below, name + ".");

@@ -57,6 +57,30 @@ TEST(Script, AModuleIsItsParametersAndBuffersByName) {
   EXPECT_FALSE(made.tree.at("b").as_tensor().parameter);
 }
 
+// What only has the name of what every module has.
+TEST(Script, AModuleOrTensorMayBeCalledTraining) {
+  const Script made = made_of(
+      module({{"training", module({{"w", tensor()}})}, {"_is_full_backward_hook", tensor()}}));
+  EXPECT_THAT(keys_in(made.tree), ElementsAre("training.w", "_is_full_backward_hook"));
+}
+
+// Files of 16 MiB each, and more classes than could be looked for in them one by one.
+TEST(Script, MuchCodeIsALimitAndManyClassesTakeNoTime) {
+  const std::string much(16 << 20, '\n');
+  Pairs modules;
+  for (int i = 0; i < 5; ++i)
+    modules.emplace_back("m" + std::to_string(i), script("M", Value::dict({{"w", tensor()}}),
+                                                         "__torch__.f" + std::to_string(i)));
+  const Value data = module(modules);
+  EXPECT_EQ(test::thrown([&] { (void)made_of(data, much); }), std::pair(ErrorCode::limit, true));
+  modules.clear();
+  for (int i = 0; i < 10'000; ++i) {
+    const std::string name = "M" + std::to_string(i);
+    modules.emplace_back(name, script(name, Value::dict({{"w", tensor()}})));
+  }
+  EXPECT_EQ(made_of(module(modules), much).tree.size(), 10'000U);
+}
+
 TEST(Script, TheListsOfAClassTellWhatElseThereIs) {
   const std::string code =
       "class Other(Module):\n  __parameters__ = [\"q\", ]\n  __buffers__ = []\n"

@@ -582,7 +582,8 @@ std::vector<std::byte> Archive::read(const Entry& entry, std::uint64_t cap) cons
   }
   std::vector<std::byte> bytes = stored(entry);
   if (entry.deflated) {
-    auto data = inflated(bytes, entry.size);
+    auto data =
+        entry.size / kMostInflated > entry.stored_size ? std::nullopt : inflated(bytes, entry.size);
     if (!data)
       refuse(ErrorCode::corrupt, entry,
              "is not " + std::to_string(entry.size) + " bytes, deflated");

@@ -133,6 +133,7 @@ inline constexpr std::uint32_t kIn64 =
     0xFFFFFFFF;  // "see the 64-bit field"; values from here on go there
 
 inline constexpr std::uint16_t kStored = 0, kDeflated = 8;  // methods
+inline constexpr std::uint64_t kMostInflated = 1032;        // bytes that one can stand for
 
 inline constexpr std::uint16_t kFlagDescriptor = 1U << 3;
 inline constexpr std::uint16_t kFlagUtf8 = 1U << 11;
