@@ -43,9 +43,14 @@ std::string described(const Value& value) {
 }
 
 [[noreturn]] void refuse(ErrorCode code, int rank, const Leaf& leaf, const Leaf& known) {
-  throw Error(code, "rank 0 has " + described(known.value) + ", rank " + std::to_string(rank) +
-                        " has " + described(leaf.value))
-      .at_key(leaf.name);
+  const std::string first = described(known.value), other = described(leaf.value);
+  std::string what = "rank 0 has " + first + ", rank " + std::to_string(rank) + " has " + other;
+  if (first == other) {
+    what +=
+        " of other values; where ranks should hold the same, one of them went another way, and "
+        "where each has its own, open the file of one rank by itself (--part)";
+  }
+  throw Error(code, what).at_key(leaf.name);
 }
 
 // The order of slices that puts equal ones side by side.

@@ -187,6 +187,19 @@ TEST_F(RankFiles, OptimizerValuesMustAgree) {
   EXPECT_NE(text().find("rank 0 has 0.001, rank 1 has 0.5"), std::string::npos) << text();
 }
 
+// Both are described alike.
+TEST_F(RankFiles, ValuesThatDifferAreSaidToDiffer) {
+  copy_of("fsdp1_uop0_ws2_legacy");
+  change("rank1.pt", [](Value& tree) {
+    Value state = tree.at("optim").at("state").at("ln.weight");
+    Tensor step = state.at("step").as_tensor();
+    step.pieces = {Piece{whole(step.shape), memory(4), 0, {}, -1}};
+    state.set_item("step", Value(std::move(step)));
+  });
+  EXPECT_EQ(code(), ErrorCode::mismatch);
+  EXPECT_NE(text().find("rank 1 has float32 [] of other values; "), std::string::npos) << text();
+}
+
 // O-62: what the trainer keeps for itself may differ; rank 0's is taken, and it is said.
 TEST_F(RankFiles, TrainStateIsRankZeros) {
   const Checkpoint local = Checkpoint::open(kRoot + "fsdp1_uop0_ws2_old_local");
