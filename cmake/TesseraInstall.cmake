@@ -1,4 +1,5 @@
-# `cmake --install` and find_package(Tessera). Two components: Core (no libtorch) and Torch.
+# The targets Tessera::Core (no libtorch) and Tessera::Torch, which have these names in this build, in one that has it
+# inside, and by find_package; and, with TESSERA_INSTALL, `cmake --install` of the two as components.
 include(CMakePackageConfigHelpers)
 
 set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
@@ -33,12 +34,16 @@ function(tessera_links_libtorch target result)
   endforeach()
 endfunction()
 
-# tessera_component(Core targets...): the target Tessera::Core, the export set and its file.
+# tessera_component(Core targets...): the target Tessera::Core; to be installed, the export set and its file.
 function(tessera_component component)
   string(TOLOWER tessera_${component} umbrella)
   add_library(${umbrella}_all INTERFACE)
   target_link_libraries(${umbrella}_all INTERFACE ${ARGN})
+  add_library(Tessera::${component} ALIAS ${umbrella}_all)
   set_target_properties(${umbrella}_all PROPERTIES EXPORT_NAME ${component})
+  if(NOT TESSERA_INSTALL)
+    return()
+  endif()
   install(TARGETS ${umbrella}_all ${ARGN} EXPORT Tessera${component}
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component})
@@ -71,9 +76,16 @@ if(TESSERA_TORCH)
   target_link_libraries(tessera_torch_all INTERFACE tessera_core_all)
 endif()
 
+if(NOT TESSERA_INSTALL)
+  return()
+endif()
+
 # What `cmake --install` takes of a build without libtorch.
 add_custom_target(tessera_core_installed)
-add_dependencies(tessera_core_installed tessera_command ${_core_libraries})
+add_dependencies(tessera_core_installed ${_core_libraries})
+if(TARGET tessera_command)
+  add_dependencies(tessera_core_installed tessera_command)
+endif()
 if(TARGET tessera_manual)
   add_dependencies(tessera_core_installed tessera_manual)
 endif()
