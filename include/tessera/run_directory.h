@@ -138,7 +138,7 @@ struct GcReport {
 
 // What killed saves, conversions and copies left in a directory and below it:
 //   - unfinished files, ".NAME.tmp-ATTEMPT", and directories, "NAME-tmp-ATTEMPT", also beside it;
-//     a directory of such a name without a writer's mark inside is somebody else's;
+//     a directory of such a name that holds other things than checkpoints do is somebody else's;
 //   - what waits for --resume, ".NAME.resume", and empty directories of steps;
 //   - in DCP directories data files and side files that neither `.metadata`, nor the metadata of
 //     ranks, nor the digests name or, where none of these is there, whose names are of an attempt

@@ -54,6 +54,18 @@ std::string lock_of_work(const std::string& directory) {
   return directory + "/" + std::string(kWorkLock);
 }
 
+// Whether a directory of a writer's name holds nothing but what writers make: files of a
+// checkpoint, by their names, and probes. A user's directory may have the name, too.
+bool is_of_a_writer(const std::string& path) {
+  if (!entries_if_open(path)) return false;
+  const auto store = posix_store(path);  // which passes over temporary names
+  const Belonging belongs(*store);
+  return std::ranges::all_of(store->list(), [&](const ObjectInfo& object) {
+    const std::string_view name = object.name;
+    return belongs(name) || is_probe_name(name.substr(name.rfind('/') + 1));
+  });
+}
+
 struct Extent {
   std::uint64_t bytes = 0;
   Time last;
@@ -132,7 +144,7 @@ class Search {
   bool add_work(const DirectoryEntry& directory) {
     if (is_resumable_name(directory.name) && is_work_directory(directory.path)) {
       add(directory.path, Form::resumable);
-    } else if (is_working_directory(directory.path)) {
+    } else if (is_working_name(directory.name) && is_of_a_writer(directory.path)) {
       add(directory.path, Form::working);
     } else {
       return false;

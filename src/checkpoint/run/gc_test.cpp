@@ -53,7 +53,6 @@ std::string littered() {
                            "/step3-tmp-0123456789ab/model.pt", "/.q.resume/new/model.pt"}) {
     write_text(run + left, "left");
   }
-  write_text(run + "/step3-tmp-0123456789ab/.work.tmp-0123456789ab", "");
   (void)WorkDirectory(run + "/.q.resume");
   for (const char* mine :
        {"/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt", "/.mine.resume/lock"})

@@ -121,15 +121,6 @@ void sync_tree(const std::string& directory) {
   sync_directory(directory);
 }
 
-// The mark of the sibling of this attempt: listings pass over a name of this form.
-std::string mark_name(std::string_view attempt) {
-  return ".work.tmp-" + std::string(attempt);
-}
-
-bool make_mark(const std::string& directory, const std::string& name) {
-  return static_cast<bool>(opened(directory + "/" + name, O_WRONLY | O_CREAT));
-}
-
 }  // namespace
 
 bool is_working_name(std::string_view name, std::string_view of) {
@@ -138,53 +129,26 @@ bool is_working_name(std::string_view name, std::string_view of) {
   return is_attempt(name.substr(at + kWorkMark.size())) && (of.empty() || name.substr(0, at) == of);
 }
 
-bool is_working_directory(const std::string& path) {
-  const std::string name = fs::path(path).filename().string();
-  if (!is_working_name(name)) return false;
-  const std::size_t at = name.rfind(kWorkMark) + kWorkMark.size();
-  struct stat status {};
-  if (::lstat((path + "/" + mark_name(name.substr(at))).c_str(), &status) == 0) return true;
-  const auto entries = entries_if_open(path);  // what is closed to us is nothing of ours
-  return entries && std::ranges::all_of(*entries, [](const DirectoryEntry& entry) {
-           return is_probe_name(entry.name);
-         });
-}
-
 ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists)
     : path_(without_slashes(path)), if_exists_(if_exists) {
   require_room();
   make_directories(directory_of(path_));
-  remove_abandoned_siblings();
+  remove_abandoned_attempts(directory_of(path_),
+                            fs::path(path_).filename().string() + std::string(kWorkMark),
+                            fs::file_type::directory);
   while (!lock_) make_sibling();
   take_access_of(path_, working_);
   is_ours_ = true;
 }
 
-void ReplacedDirectory::remove_abandoned_siblings() const {
-  const std::string name = fs::path(path_).filename().string();
-  for (const DirectoryEntry& entry : readable_entries_of(directory_of(path_))) {
-    const bool is_sibling = entry.is_directory && is_working_name(entry.name, name);
-    if (is_sibling && is_working_directory(entry.path)) remove_abandoned(entry.path);
-  }
-}
-
 // Without a lock afterwards: somebody took the new directory for an abandoned one.
 void ReplacedDirectory::make_sibling() {
-  const std::string attempt = random_attempt();
-  const std::string working = path_ + std::string(kWorkMark) + attempt;
+  const std::string working = path_ + std::string(kWorkMark) + random_attempt();
   if (::mkdir(working.c_str(), 0777) != 0) throw_errno(errno, "make directory", working);
   working_ = working;
-  mark_ = mark_name(attempt);
   Fd fd = opened(working, O_RDONLY | O_DIRECTORY);
   if (!fd && errno != ENOENT) throw_errno(errno, "open directory", working);
-  if (!fd || try_lock(fd.get()) == Locked::no) return;
-  if (make_mark(working, mark_)) {
-    lock_ = LockedFd(std::move(fd));
-  } else if (errno != ENOENT) {
-    const int error = errno;
-    ::rmdir(working.c_str());
-    throw_errno(error, "mark directory", working);
-  }
+  if (fd && try_lock(fd.get()) != Locked::no && is_there(working)) lock_ = LockedFd(std::move(fd));
 }
 
 ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists,
@@ -231,19 +195,7 @@ void ReplacedDirectory::commit(const NewDirectory::IsReplaced& is_replaced) {
     rename_to(working_, path_, false);
   }
   working_.clear();
-  unmark();
   sync_directory(directory_of(path_));
-}
-
-// What had the name is a sibling after the exchange. Where it cannot be marked nobody can remove
-// what is in it either.
-void ReplacedDirectory::mark_old() const {
-  if (!mark_.empty()) (void)make_mark(path_, mark_);
-}
-
-// A crash before this leaves a temporary file in the directory.
-void ReplacedDirectory::unmark() const {
-  if (!mark_.empty()) ::unlink((path_ + "/" + mark_).c_str());
 }
 
 // Who writes into a sibling that somebody has deleted makes it again, without what was in it.
@@ -255,21 +207,12 @@ void ReplacedDirectory::require_untouched() const {
 
 void ReplacedDirectory::exchange(const NewDirectory::IsReplaced& is_replaced) {
   std::string old = working_;
-  mark_old();
   const auto moved = id_of(working_);
   if (::renameat2(AT_FDCWD, working_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
     const int error = errno;
     const bool is_done = error == ENOENT && is_at(moved, path_);
-    if (!lacks_flag(error) && !is_done) {
-      unmark();
-      throw_errno(error, "exchange with", path_);
-    }
-    try {
-      if (!is_done) old = exchange_in_two_steps(working_, path_);
-    } catch (...) {
-      unmark();
-      throw;
-    }
+    if (!lacks_flag(error) && !is_done) throw_errno(error, "exchange with", path_);
+    if (!is_done) old = exchange_in_two_steps(working_, path_);
   }
   working_.clear();
   sync_directory(directory_of(path_));
@@ -277,7 +220,6 @@ void ReplacedDirectory::exchange(const NewDirectory::IsReplaced& is_replaced) {
     keep_others(old, path_, "", is_replaced);
     sync_tree(path_);
   }
-  unmark();
   remove_all(old);
 }
 

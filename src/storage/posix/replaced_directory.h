@@ -35,15 +35,9 @@ class NewDirectories {
 // Everything is written into a sibling, NAME-tmp-<attempt>; commit gives it the name. What had the
 // name before stays whole until then and is removed afterwards. See docs/design/commit.md. Work
 // that may be interrupted brings a working directory of its own (docs/design/resume.md).
-//
-// In the sibling lies a mark, a file of the temporary name .work.tmp-<attempt>. A name may be a
-// user's; the mark says that the directory is a writer's.
 
 // "NAME-tmp-<attempt>" of any name, or of this one.
 [[nodiscard]] bool is_working_name(std::string_view name, std::string_view of = {});
-// Whether a directory of such a name has its mark, or nothing in it but probes: as that of a writer
-// that was killed before it, and one on a disk where somebody looked for another's.
-[[nodiscard]] bool is_working_directory(const std::string& path);
 
 class ReplacedDirectory {
  public:
@@ -70,10 +64,7 @@ class ReplacedDirectory {
 
  private:
   void require_room() const;
-  void remove_abandoned_siblings() const;
   void make_sibling();
-  void mark_old() const;
-  void unmark() const;
   void require_untouched() const;
   void exchange(const NewDirectory::IsReplaced& is_replaced);
 
@@ -82,7 +73,6 @@ class ReplacedDirectory {
   std::string working_;   // empty after commit
   bool is_ours_ = false;  // `working_` was made here
   LockedFd lock_;         // of the sibling, while we live
-  std::string mark_;      // the name of its mark
   MadeHere made_here_;
 };
 
