@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/process.h"
+#include "base/text.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/kinds.h"

@@ -186,7 +186,7 @@ TEST(Script, ADamagedArchiveIsAnErrorOrReadAsItWas) {
     const std::string as_it_was = render(read_script(test::source(whole))->tree, 1 << 20);
     for (std::size_t at = 0; at < whole.size(); ++at) {
       auto bytes = whole;
-      bytes[at] ^= std::byte{at % 2 == 0 ? 1U : 32U};
+      bytes[at] ^= at % 2 == 0 ? std::byte{1} : std::byte{32};
       try {
         const auto made = read_script(test::source(bytes));
         if (made) EXPECT_EQ(render(made->tree, 1 << 20), as_it_was) << name << " " << at;
