@@ -76,6 +76,28 @@ if(TESSERA_TORCH)
   target_link_libraries(tessera_torch_all INTERFACE tessera_core_all)
 endif()
 
+# Old names of headers, for whoever has this project inside as for whoever has it installed.
+foreach(_pair IN LISTS TESSERA_OLD_HEADERS)
+  string(REPLACE "=" ";" _pair ${_pair})
+  list(GET _pair 0 _old)
+  list(GET _pair 1 _new)
+  string(REGEX REPLACE "/.*" "" _header ${_new})
+  set(_component Core)
+  if(_header IN_LIST TESSERA_TORCH_HEADERS)
+    set(_component Torch)
+  endif()
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/old-headers/tessera/${_old} CONTENT
+       "// Stands in ${_new} now; this name goes in version 0.2.\n#pragma once\n\n#include \"tessera/${_new}\"\n")
+  get_filename_component(_folder tessera/${_old} DIRECTORY)
+  if(TESSERA_INSTALL AND (TESSERA_TORCH OR _component STREQUAL Core))
+    install(FILES ${PROJECT_BINARY_DIR}/old-headers/tessera/${_old}
+            DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${_folder} COMPONENT ${_component})
+  endif()
+endforeach()
+if(NOT PROJECT_IS_TOP_LEVEL)
+  target_include_directories(tessera_options INTERFACE $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/old-headers>)
+endif()
+
 if(NOT TESSERA_INSTALL)
   return()
 endif()
@@ -104,24 +126,6 @@ foreach(_header IN LISTS TESSERA_TORCH_HEADERS)
   endif()
 endforeach()
 install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT Core ${_not_core})
-foreach(_pair IN LISTS TESSERA_OLD_HEADERS)
-  string(REPLACE "=" ";" _pair ${_pair})
-  list(GET _pair 0 _old)
-  list(GET _pair 1 _new)
-  string(REGEX REPLACE "/.*" "" _header ${_new})
-  set(_component Core)
-  if(_header IN_LIST TESSERA_TORCH_HEADERS)
-    set(_component Torch)
-  endif()
-  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/old-headers/tessera/${_old} CONTENT
-       "// Stands in ${_new} now; this name goes in version 0.2.\n#pragma once\n\n#include \"tessera/${_new}\"\n")
-  get_filename_component(_folder tessera/${_old} DIRECTORY)
-  if(TESSERA_TORCH OR _component STREQUAL Core)
-    install(FILES ${PROJECT_BINARY_DIR}/old-headers/tessera/${_old}
-            DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${_folder} COMPONENT ${_component})
-  endif()
-endforeach()
-
 configure_package_config_file(cmake/TesseraConfig.cmake.in ${PROJECT_BINARY_DIR}/TesseraConfig.cmake
                               INSTALL_DESTINATION ${TESSERA_PACKAGE_DIR})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
