@@ -31,7 +31,7 @@ struct CopyOptions {
 // Something in a run's directory that a copy of the run leaves where it is.
 struct PassedOver {
   std::string name;    // below the run
-  std::string reason;  // "has no marker: it is not finished, or was not", "no checkpoint", ...
+  std::string reason;  // "it has no marker: it is not finished", "it is no step", ...
 };
 
 struct CopyReport {
