@@ -91,15 +91,6 @@ bool has_state_of_its_own(const Object& object) {
   return name.starts_with("torch.") && name.find(".quantized.") != std::string::npos;
 }
 
-// As state_dict() detaches it.
-Value detached(const Value& value) {
-  if (!value.is(Kind::tensor)) return value;
-  Tensor tensor = value.as_tensor();
-  tensor.parameter = tensor.requires_grad = false;
-  tensor.attributes = nullptr;
-  return Value(std::move(tensor));
-}
-
 // Walks one module.
 class State {
  public:
@@ -229,6 +220,14 @@ class Replacement {
 };
 
 }  // namespace
+
+Value detached(const Value& value) {
+  if (!value.is(Kind::tensor)) return value;
+  Tensor tensor = value.as_tensor();
+  tensor.parameter = tensor.requires_grad = false;
+  tensor.attributes = nullptr;
+  return Value(std::move(tensor));
+}
 
 std::vector<std::string> replace_modules(Value& tree) {
   Replacement replacement;

@@ -9,6 +9,9 @@
 
 namespace tessera::torch_file {
 
+// A tensor as state_dict() gives it, without gradients and attributes; any other value as it is.
+[[nodiscard]] Value detached(const Value& value);
+
 // Replaces every module in `tree`, below dicts, lists and tuples, by what its state_dict() gives
 // where its class has torch.nn.Module's: an OrderedDict of tensors. Nodes of `tree` are changed in
 // place; it may be replaced itself. Returns what was done, a line for each module, which names it

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "format/torch/modules.h"
 #include "tessera/error.h"
 #include "value/children.h"
 #include "value/equality.h"
@@ -124,14 +125,6 @@ class Classes {
   std::uint64_t text_ = 0;  // bytes that were read
 };
 
-// As a state dict has it.
-Value plain(const Value& value) {
-  if (!value.is(Kind::tensor)) return value;
-  Tensor tensor = value.as_tensor();
-  tensor.parameter = tensor.requires_grad = false;
-  return Value(std::move(tensor));
-}
-
 // C++'s optimizers, torch/optim/serialize.h: what they write as modules and numbered attributes.
 
 constexpr std::string_view kGroup = "param_groups/", kParameter = "params/", kSize = "size";
@@ -180,7 +173,7 @@ std::optional<Value> state_of(const Value& state) {
   const Value* attributes = attributes_in(state);
   if (attributes == nullptr) return std::nullopt;
   Value made = Value::dict();
-  for (const auto& [name, value] : attributes->pairs()) made.set_item(name, plain(value));
+  for (const auto& [name, value] : attributes->pairs()) made.set_item(name, detached(value));
   return made;
 }
 
@@ -239,7 +232,7 @@ class Names {
   void add_constants(const Value& constants) {
     if (!is_sequence(constants.kind())) return;
     for (std::size_t i = 0; i < constants.size(); ++i)
-      add_other("CONSTANTS.c" + std::to_string(i), plain(constants.items()[i]));
+      add_other("CONSTANTS.c" + std::to_string(i), detached(constants.items()[i]));
   }
 
   [[nodiscard]] Script take() {
@@ -259,8 +252,8 @@ class Names {
       return add(value, *below, name + ".");
     }
     if (value.is(Kind::tensor) && classes_.lists(owner, attribute))
-      return add_pair(name, plain(value));
-    add_other(name, plain(value));
+      return add_pair(name, detached(value));
+    add_other(name, detached(value));
   }
 
   void add_other(const std::string& name, Value value) {
