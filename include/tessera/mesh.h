@@ -52,6 +52,13 @@ class Mesh {
   // Rank `rank` of `size` ranks, which find each other through `store`. Collective.
   Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
        const MeshOptions& options = {});
+  // The ranks of a program's own group, made as ProcessGroup(store, rank, size) with a backend for
+  // the mesh's device. It carries the collectives, with its own deadline and no shared memory; the
+  // program may use it too, in the same order on all ranks. Messages that it has no CPU backend for
+  // go through a Gloo group made in its store, where checkpoint_group() and split() meet as well.
+  // Throws `invalid_argument` without a store or a backend for the device. Collective.
+  explicit Mesh(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                const MeshOptions& options = {});
 
   // Reads rank and size as the program that started this process gives them: torchrun (RANK,
   // WORLD_SIZE, LOCAL_RANK), Open MPI's mpirun (OMPI_COMM_WORLD_RANK, ...), launchers that speak

@@ -149,6 +149,32 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
   return group;
 }
 
+c10::intrusive_ptr<c10d::ProcessGroup> with_messages(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    const c10::intrusive_ptr<c10d::Store>& store, torch::Device device,
+    const MeshOptions& options) {
+  const auto serves = [&](at::DeviceType type) { return group->hasBackendForDeviceType(type); };
+  if (!serves(device.type())) {
+    throw Error(ErrorCode::invalid_argument,
+                "the process group has no backend for devices of type " +
+                    c10::DeviceTypeName(device.type(), true));
+  }
+  const bool has_default = group->getBackendType() != ProcessGroup::BackendType::UNDEFINED;
+  if (has_default && serves(torch::kCPU)) return group;
+  auto made = c10::make_intrusive<ProcessGroup>(store, group->getRank(), group->getSize());
+  const auto gloo = serves(torch::kCPU)
+                        ? group->getBackend(torch::kCPU)
+                        : make_gloo(c10::make_intrusive<c10d::PrefixStore>("tessera/gloo", store),
+                                    group->getRank(), group->getSize(), options);
+  made->setBackend(torch::kCPU, ProcessGroup::BackendType::GLOO, gloo);
+  made->setDefaultBackend(ProcessGroup::BackendType::GLOO);
+  if (device.is_cpu()) return made;
+  made->setBackend(device.type(), ProcessGroup::BackendType::CUSTOM,
+                   group->getBackend(device.type()));
+  made->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
+  return made;
+}
+
 c10::intrusive_ptr<c10d::ProcessGroup> make_reduction_group(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,
     const MeshOptions& options) {

@@ -26,6 +26,14 @@ namespace tessera {
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,
     const MeshOptions& options);
 
+// A group that a program has made, as a mesh on `device` uses it: itself, where it has a backend
+// for the device and the CPU and one of them is its default. Else one of its backends, to which
+// Gloo is added where it has none for the CPU. Throws `invalid_argument` where it has none for
+// `device`. Collective.
+[[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> with_messages(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    const c10::intrusive_ptr<c10d::Store>& store, torch::Device device, const MeshOptions& options);
+
 // A second group of the same ranks for reductions, where a communicator runs one collective after
 // the other in the order in which the host started them, whatever the streams: a gather of the next
 // unit would wait for the reduction before it. Null where that is not so: `group` does both.

@@ -54,6 +54,30 @@ std::shared_ptr<detail::MeshState> make_state() {
           }};
 }
 
+// Before there are connections.
+void begin(detail::MeshState& state, int rank, int size, const MeshOptions& options) {
+  settle_vector_math();
+  state.rank = rank;
+  state.size = size;
+  state.local_rank = local_rank_of();
+  state.device = device_of(options, rank, state.local_rank);
+  make_current(state.device);
+  state.options = options;
+  survive_broken_pipes();
+}
+
+// The process group is there: what goes over it.
+void take_connections(detail::MeshState& state) {
+  state.names = make_call_names(state.process_group);
+  state.group = make_torch_group(state.process_group, state.names);
+  if (!goes_over_host(state.device))
+    require_own_devices(everyones_device(*state.group, state.device));
+  state.transport = make_same_host_transport(state.process_group);
+  if (!state.transport) state.transport = make_pairwise_transport(state.process_group, state.names);
+  if (!state.transport)
+    state.transport = make_c10d_transport(state.process_group, state.reductions);
+}
+
 }  // namespace
 
 detail::MeshState::~MeshState() {
@@ -96,28 +120,32 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     throw Error(ErrorCode::invalid_argument,
                 "rank " + std::to_string(rank) + " of " + std::to_string(size) + " ranks");
   }
-  settle_vector_math();
   auto& state = *state_;
-  state.rank = rank;
-  state.size = size;
-  state.local_rank = local_rank_of();
-  state.device = device_of(options, rank, state.local_rank);
-  make_current(state.device);
-  state.options = options;
-  survive_broken_pipes();
+  begin(state, rank, size, options);
   state.process_group = communicate("connecting the ranks", [&] {
     state.store = meet(store, rank, size, options.deadline);
     state.reductions = make_reduction_group(state.store, rank, size, state.device, options);
     return make_process_group(state.store, rank, size, state.device, options);
   });
-  state.names = make_call_names(state.process_group);
-  state.group = make_torch_group(state.process_group, state.names);
-  if (!goes_over_host(state.device))
-    require_own_devices(everyones_device(*state.group, state.device));
-  state.transport = make_same_host_transport(state.process_group);
-  if (!state.transport) state.transport = make_pairwise_transport(state.process_group, state.names);
-  if (!state.transport)
-    state.transport = make_c10d_transport(state.process_group, state.reductions);
+  take_connections(state);
+}
+
+Mesh::Mesh(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const MeshOptions& options)
+    : state_(make_state()) {
+  if (!group) throw Error(ErrorCode::invalid_argument, "a mesh of no process group");
+  auto& state = *state_;
+  begin(state, group->getRank(), group->getSize(), options);
+  const auto store = group->getStore();
+  if (!store) {
+    throw Error(ErrorCode::invalid_argument,
+                "the process group has no store, expected one made as ProcessGroup(store, rank, "
+                "size): ranks meet there for connections of their own");
+  }
+  state.process_group = communicate("connecting the ranks", [&] {
+    state.store = meet(store, state.rank, state.size, options.deadline);
+    return with_messages(group, state.store, state.device, options);
+  });
+  take_connections(state);
 }
 
 Mesh Mesh::from_environment(const MeshOptions& options) {

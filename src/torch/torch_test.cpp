@@ -196,6 +196,60 @@ TEST(Mesh, IsMadeOfWhoIsThereWhenTheLastOneComes) {
   hasty.join();
 }
 
+// 51, 2: a group that the program has made carries the mesh, and the program goes on using it.
+TEST(Mesh, IsMadeOfAProcessGroupOfTheProgram) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto group_of = [&](int rank, bool has_default) {
+    auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(20));
+    options->devices.push_back(make_gloo_device());
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, 2);
+    group->setBackend(
+        torch::kCPU, c10d::ProcessGroup::BackendType::GLOO,
+        c10::make_intrusive<c10d::ProcessGroupGloo>(
+            c10::make_intrusive<c10d::PrefixStore>(has_default ? "default" : "none", store), rank,
+            2, options));
+    if (has_default) group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+    return group;
+  };
+  const auto use = [&](int rank) {
+    for (const bool has_default : {true, false}) {
+      const auto group = group_of(rank, has_default);
+      MeshOptions options;
+      options.device = torch::kCPU;
+      options.deadline = std::chrono::seconds(20);
+      for (int i = 0; i < 3; ++i) {
+        const Mesh mesh(group, options);
+        EXPECT_EQ(mesh.rank(), rank);
+        EXPECT_EQ(mesh.all_reduce_sum(rank + 1.0), 3.0);
+        EXPECT_EQ(mesh.process_group() == group, has_default);
+        EXPECT_EQ(mesh.checkpoint_group().all_gather(Bytes(1)).size(), 2u);
+        EXPECT_EQ(mesh.split(2).shard.all_reduce_sum(1.0), 2.0);
+        std::vector<at::Tensor> own{torch::ones({3})};
+        if (has_default) {
+          group->allreduce(own)->wait();
+          EXPECT_EQ(own[0][0].item<float>(), 2);
+        }
+      }
+    }
+  };
+  std::thread other([&] { use(1); });
+  use(0);
+  other.join();
+}
+
+TEST(Mesh, RefusesAProcessGroupThatCannotCarryIt) {
+  using Group = c10d::ProcessGroup;
+  const auto refusal = [](const c10::intrusive_ptr<Group>& group) {
+    MeshOptions options;
+    options.device = torch::kCPU;
+    return testing::error_of([&] { Mesh mesh(group, options); });
+  };
+  EXPECT_THAT(refusal({}), ::testing::HasSubstr("a mesh of no process group"));
+  EXPECT_THAT(refusal(c10::make_intrusive<Group>(0, 1)), ::testing::HasSubstr("has no store"));
+  EXPECT_THAT(refusal(c10::make_intrusive<Group>(c10::make_intrusive<c10d::HashStore>(), 0, 1)),
+              ::testing::HasSubstr("no backend for devices of type cpu"));
+}
+
 TEST(Mesh, SaysWhichVariableIsWrong) {
   unsetenv("WORLD_SIZE");
   unsetenv("RANK");
