@@ -1,6 +1,6 @@
 # Public headers of the runtime; all others belong to the core.
 set(TESSERA_TORCH_HEADERS
-  activation_checkpoint.h checkpointer.h collectives.h ddp.h deferred_init.h distributed_sampler.h fsdp.h
+  activation_checkpoint.h calls.h checkpointer.h collectives.h ddp.h deferred_init.h distributed_sampler.h fsdp.h
   grad_scaler.h lr_scheduler.h mesh.h norms.h optim.h optimizer_in_backward.h optimizer_ref.h parameter.h
   shard_options.h snapshot.h sync_batchnorm.h tensor_value.h trace.h training_state.h unit_controls.h
   pytorch

@@ -43,7 +43,7 @@ HEADERS = {
     "tensor_value.h": "torch",
     "grad_scaler.h": "optim", "lr_scheduler.h": "optim", "norms.h": "optim", "optim.h": "optim",
     "optimizer_ref.h": "optim",
-    "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "detail": "fsdp",
+    "activation_checkpoint.h": "fsdp", "calls.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "detail": "fsdp",
     "fsdp.h": "fsdp", "optimizer_in_backward.h": "fsdp", "pytorch/fully_sharded_data_parallel.h": "fsdp",
     "pytorch/state_dict.h": "fsdp", "pytorch/wrap_scope.h": "fsdp", "shard_options.h": "fsdp",
     "sync_batchnorm.h": "fsdp", "trace.h": "fsdp", "unit_controls.h": "fsdp",

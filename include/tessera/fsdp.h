@@ -36,13 +36,13 @@
 // the log names such parameters when sharded_parameters is called or a training state is saved.
 //
 // The runtime must see the calls of a unit. It sees the call of a TESSERA_MODULE holder,
-// `model(x)`; `call_module(module, x)`, which takes every module, also torch's own; and slots of a
-// torch::nn::Sequential below a sharded module. It does not see `module->forward(x)`, calls of a
-// holder made by TORCH_MODULE or of an AnyModule that is a member, or calls that libtorch's own
-// modules make (the layers of a Transformer; refused if the module around them is sharded). Such a
-// call finds a parameter without data and throws: an `Error` inside a call that is seen, and
-// elsewhere a c10::Error with the same text, which names the unit and the fix. Nothing ever
-// computes with a shard by accident.
+// `model(x)`; `call_module(module, x)`, which takes every module, also torch's own; those of a
+// CalledModule, for classes that cannot be changed; and slots of a torch::nn::Sequential below a
+// sharded module. It does not see `module->forward(x)`, calls of a holder made by TORCH_MODULE or
+// of an AnyModule that is a member, or calls that libtorch's own modules make (the layers of a
+// Transformer; refused if the module around them is sharded). Such a call finds a parameter without
+// data and throws: an `Error` inside a call that is seen, and elsewhere a c10::Error with the same
+// text, which names the unit and the fix. Nothing ever computes with a shard by accident.
 //
 // Between calls the module's own parameter tensors keep their shape but have no data. An optimizer
 // works on `ShardedParameter::local`, and gradients appear there, too.
@@ -58,31 +58,13 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/calls.h"
 #include "tessera/detail/call.h"
-#include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
 #include "tessera/parameter.h"
 #include "tessera/shard_options.h"
 
 namespace [[gnu::visibility("default")]] tessera {
-
-// A module as the functions below take it: a holder or a shared_ptr of its class, which has
-// forward. Callers pass either; they need not name this class.
-class UnitMember {
- public:
-  template <typename Impl>
-  UnitMember(const std::shared_ptr<Impl>& module)  // NOLINT(*-explicit-*)
-      : module_{module, detail::make_slot_maker(module)} {
-    detail::check_has_forward<Impl>();
-  }
-  template <typename Impl>
-  UnitMember(const torch::nn::ModuleHolder<Impl>& module)  // NOLINT(*-explicit-*)
-      : UnitMember(module.ptr()) {}
-  [[nodiscard]] const detail::UnitModule& module() const noexcept { return module_; }
-
- private:
-  detail::UnitModule module_;
-};
 
 // Makes one unit over `mesh` of the parameters of `module` that are in no unit yet. Apply it inside
 // out. All ranks must have built the same module; rank r keeps the values of its own rows. Throws
@@ -123,19 +105,19 @@ void sync_module_states(ModuleRef module, const Mesh& mesh);
 // The same for buffers alone, at any time.
 void sync_buffers(ModuleRef module, const Mesh& mesh);
 
-// Calls module.forward(arguments...), with the steps of its unit before and after if it has one.
-// `module` is a holder or an Impl. Returns what forward returns.
-template <typename Module, typename... Arguments>
-decltype(auto) call_module(Module&& module, Arguments&&... arguments) {
-  return detail::call_module(detail::impl_of(module), std::forward<Arguments>(arguments)...);
+// fully_shard and replicate as above, of a module whose calls are `call` (CalledModule of calls.h):
+// a holder or a shared_ptr of any class.
+template <detail::AnyModulePointer Module, detail::NoOptions Call, typename AnyMesh>
+[[nodiscard]] auto fully_shard(const Module& module, const AnyMesh& mesh, Call call,
+                               const ShardOptions& options = {}) {
+  fully_shard(UnitMember(detail::UnitModule{detail::pointer_of(module)}), mesh, options);
+  return CalledModule(detail::pointer_of(module), std::move(call));
 }
-
-// The same for a method other than forward: call_method(&GptImpl::encode, model, tokens). In
-// PyTorch register_fsdp_forward_method is for this.
-template <typename Method, typename Module, typename... Arguments>
-decltype(auto) call_method(Method method, Module&& module, Arguments&&... arguments) {
-  return detail::call_method(method, detail::impl_of(module),
-                             std::forward<Arguments>(arguments)...);
+template <detail::AnyModulePointer Module, detail::NoOptions Call>
+[[nodiscard]] auto replicate(const Module& module, const Mesh& mesh, Call call,
+                             const ReplicateOptions& options = {}) {
+  replicate(UnitMember(detail::UnitModule{detail::pointer_of(module)}), mesh, options);
+  return CalledModule(detail::pointer_of(module), std::move(call));
 }
 
 // Every parameter of `module`, each once, in the order of named_parameters(). If the module is not
@@ -188,25 +170,4 @@ void abandon_step(ModuleRef module);
 void unshard(ModuleRef module);
 void reshard(ModuleRef module);
 
-// A holder whose calls are seen, and the last of which ends its module's units. Else it is torch's.
-template <typename Impl>
-class ModuleHolder : public detail::holders::OwningHolder<Impl> {
- public:
-  using detail::holders::OwningHolder<Impl>::OwningHolder;
-  template <typename... Arguments>
-  auto operator()(Arguments&&... arguments)
-      -> torch::detail::return_type_of_forward_t<Impl, Arguments...> {
-    return call_module(*this, std::forward<Arguments>(arguments)...);
-  }
-};
-
 }  // namespace tessera
-
-// Defines class `Name`, the holder of `NameImpl`. Use it instead of TORCH_MODULE(Name).
-#define TESSERA_MODULE_IMPL(Name, ImplType)                                                        \
-  class Name : public ::tessera::ModuleHolder<ImplType> { /* NOLINT(bugprone-macro-parentheses) */ \
-   public:                                                                                         \
-    using ::tessera::ModuleHolder<ImplType>::ModuleHolder;                                         \
-    Name() = default;                                                                              \
-  }
-#define TESSERA_MODULE(Name) TESSERA_MODULE_IMPL(Name, Name##Impl)

@@ -52,6 +52,16 @@ struct GptImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Gpt);
 
+// Of a program that was written for libtorch alone.
+struct NetImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor x);
+};
+TORCH_MODULE(Net);
+struct PolicyImpl : torch::nn::Module {
+  torch::Tensor act(const torch::Tensor& seen, bool explore);
+};
+TORCH_MODULE(Policy);
+
 struct Output {
   torch::Tensor logits, hidden;
 };
@@ -73,7 +83,13 @@ extern AdamW optimizer;
 extern torch::optim::AdamWOptions options;
 extern std::vector<ShardedParameter> parameters;
 extern std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
-extern torch::Tensor input, target, loss, x;
+extern Net net;
+extern Policy policy;
+extern torch::optim::AdamW adam;
+extern c10::intrusive_ptr<c10d::Store> store;
+extern c10::intrusive_ptr<c10d::Backend> backend;
+extern int rank, world_size;
+extern torch::Tensor input, target, loss, x, seen;
 extern std::uint64_t seed;
 extern std::int64_t step;
 extern Value trainer;
@@ -82,6 +98,7 @@ extern double max_norm;
 
 torch::Tensor cross_entropy(const torch::Tensor& logits, const torch::Tensor& target);
 torch::Tensor loss_of(Gpt& model);
+torch::Tensor loss_of(const torch::Tensor& output);
 void train(int step);
 
 }  // namespace given

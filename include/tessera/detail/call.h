@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -249,16 +250,17 @@ auto call_module(Impl& impl, Arguments&&... arguments)
       std::forward<Arguments>(arguments)...);
 }
 
-template <typename Method, typename Impl, typename... Arguments>
-decltype(auto) call_method(Method method, Impl& impl, Arguments&&... arguments) {
+// `call` is a function of the module and the arguments, or a member function.
+template <typename Call, typename Impl, typename... Arguments>
+decltype(auto) call_with(Call& call, Impl& impl, Arguments&&... arguments) {
   const auto forward = [&](auto&&... passed) -> decltype(auto) {
-    return (impl.*method)(std::forward<decltype(passed)>(passed)...);
+    return std::invoke(call, impl, std::forward<decltype(passed)>(passed)...);
   };
   auto unit = find_unit(&impl);
   if (!unit) return forward(std::forward<Arguments>(arguments)...);
-  return call_unit<typename ParametersOf<Method>::type>(std::move(unit), forward,
-                                                        std::index_sequence_for<Arguments...>(),
-                                                        std::forward<Arguments>(arguments)...);
+  return call_unit<typename ParametersOfCall<std::remove_const_t<Call>>::type>(
+      std::move(unit), forward, std::index_sequence_for<Arguments...>(),
+      std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace detail

@@ -105,6 +105,25 @@ struct UnitModule {
   SlotMaker slot_maker = nullptr;
 };
 
+// A holder or a shared_ptr of a module.
+template <typename Impl>
+std::shared_ptr<Impl> pointer_of(const std::shared_ptr<Impl>& module) {
+  return module;
+}
+template <typename Impl>
+std::shared_ptr<Impl> pointer_of(const torch::nn::ModuleHolder<Impl>& module) {
+  return module.ptr();
+}
+template <typename Module>
+concept AnyModulePointer = requires(const Module& module) {
+  pointer_of(module);
+};
+
+// What stands where options may stand, and is how a module is called.
+template <typename Call>
+concept NoOptions =
+    !std::is_convertible_v<Call, ShardOptions> && !std::is_convertible_v<Call, ReplicateOptions>;
+
 // Makes one unit of the modules, without those that another one of them contains.
 void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec);
 

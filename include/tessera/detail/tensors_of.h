@@ -154,6 +154,28 @@ requires requires {
 }
 struct ParametersOfForward<Impl> : ParametersOf<decltype(&Impl::forward)> {};
 
+// What a function gets behind the module that is its first parameter, or that it is a member of.
+template <typename Parameters>
+struct BehindFirst {
+  using type = std::tuple<>;
+};
+template <typename First, typename... Others>
+struct BehindFirst<std::tuple<First, Others...>> {
+  using type = std::tuple<Others...>;
+};
+template <typename Call>
+struct ParametersOfCall : ParametersOf<Call> {};
+template <typename Result, typename First, typename... Others>
+struct ParametersOfCall<Result (*)(First, Others...)> {
+  using type = std::tuple<Others...>;
+};
+template <typename Call>
+requires requires {
+  &Call::operator();
+}
+struct ParametersOfCall<Call>
+    : BehindFirst<typename ParametersOf<decltype(&Call::operator())>::type> {};
+
 // Whether parameter I is a reference through which forward may change what has tensors inside.
 template <typename Parameters, std::size_t I>
 constexpr bool may_change() {

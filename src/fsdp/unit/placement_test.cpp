@@ -181,6 +181,92 @@ struct CoderImpl : nn::Module {
 };
 TESSERA_MODULE(Coder);
 
+// A class as a program finds it: no holder of ours, no forward, plain calls inside.
+struct Policy : nn::Module {
+  nn::Linear in = register_module("in", nn::Linear(4, 3));
+  nn::Linear out = register_module("out", nn::Linear(3, 4));
+  torch::Tensor act(const torch::Tensor& x, double scale) {
+    return out->forward(torch::tanh(in->forward(x))) * scale;
+  }
+  void add_to(torch::Tensor& sum, const torch::Tensor& x) { sum = sum + act(x, 1); }
+};
+
+std::vector<torch::Tensor> gradients_of(Policy& policy) {
+  std::vector<torch::Tensor> gradients;
+  for (const auto& parameter : policy.parameters()) gradients.push_back(parameter.grad().clone());
+  return gradients;
+}
+
+// `policy` was called and its backward is over.
+void expect_gradients(const std::shared_ptr<Policy>& policy,
+                      const std::vector<torch::Tensor>& expected) {
+  const auto parameters = sharded_parameters(policy);
+  ASSERT_EQ(parameters.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const auto& mine = parameters[i].local;
+    const auto rows = parameters[i].sharded
+                          ? expected[i].narrow(0, parameters[i].offset, mine.size(0))
+                          : expected[i];
+    EXPECT_TRUE(testing::allclose(mine.grad(), rows)) << parameters[i].name();
+  }
+}
+
+// 51, 2: for modules whose class cannot be changed it is said how they are called.
+TEST(Calls, OfAClassThatIsNotMadeForThisAreSaid) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto whole = std::make_shared<Policy>();
+    sync_module_states(whole, mesh);
+    const auto x = torch::ones({2, 4});
+    whole->act(x, 2).sum().backward();
+    const auto expected = gradients_of(*whole);
+    const auto copy = [&] {
+      auto made = std::make_shared<Policy>();
+      const torch::NoGradGuard no_grad;
+      for (const auto& parameter : made->named_parameters())
+        parameter.value().copy_(whole->named_parameters()[parameter.key()]);
+      return made;
+    };
+    {
+      auto act = fully_shard(copy(), mesh, &Policy::act, {.reshard_after_forward = true});
+      act(x, 2.0).sum().backward();
+      expect_gradients(act.module(), expected);
+      EXPECT_EQ(unit_reports(act.module())[0].gathered_bytes, 0u);
+    }
+    {
+      auto act = fully_shard(
+          copy(), mesh, [](Policy& policy, const torch::Tensor& in) { return policy.act(in, 2); });
+      auto same = act;
+      same(x).sum().backward();
+      expect_gradients(act.module(), expected);
+    }
+    {
+      auto act = replicate(copy(), mesh, [](auto& policy, auto in) { return policy.act(in, 2); });
+      act(x).sum().backward();
+      expect_gradients(act.module(), expected);
+    }
+  });
+}
+
+TEST(Calls, OfAModuleThatIsKnownByItsBaseAreSaid) {
+  run_mesh(2, [](Mesh& mesh) {
+    const std::shared_ptr<nn::Module> module = std::make_shared<Policy>();
+    sync_module_states(module, mesh);
+    auto add = fully_shard(module, mesh,
+                           [](nn::Module& given, torch::Tensor& sum, const torch::Tensor& in) {
+                             dynamic_cast<Policy&>(given).add_to(sum, in);
+                           });
+    auto sum = torch::zeros({2, 4});
+    add(sum, torch::ones({2, 4}));
+    add(sum, torch::ones({2, 4}));
+    sum.sum().backward();
+    for (const auto& parameter : sharded_parameters(module))
+      EXPECT_TRUE(parameter.local.grad().defined()) << parameter.name();
+    EXPECT_THAT(testing::error_of(
+                    [&] { static_cast<void>(fully_shard(module, mesh, [](nn::Module&) {})); }),
+                HasSubstr("applied to this module already"));
+  });
+}
+
 TEST(Calls, OfOtherMethodsAreSeen_F42) {
   run_mesh(2, [](Mesh& mesh) {
     Coder coder;
