@@ -58,14 +58,36 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
 SaveResult save(const TrainingState& state, const Location& where, Group& group);
 
 // Loads into the memory of model and optimizer, whose options become the checkpoint's; state is
-// found by the names of parameters. Groups must hold the same; where missing ones are reported, new
-// groups may stand behind. Of OLMo's kinds, without a `key` or others, names and groups are found
-// as tessera/restore.h says, and the value "train" is a rank's own trainer state. Throws what these
-// and load() throw, `mismatch` for other groups, `unsupported` for LoadOptions::rename beside an
-// optimizer, before anything is changed. A later failure leaves no values in either. Collective.
+// found by the names of parameters. A checkpoint with neither "model" nor "optim" is a model alone,
+// as torch::save of a module writes it. Groups must hold the same; where missing ones are reported,
+// new groups may stand behind. Of OLMo's kinds, without a `key` or others, names and groups are
+// found as tessera/restore.h says, and the value "train" is a rank's own trainer state. Throws what
+// these and load() throw, `mismatch` for other groups, `unsupported` for LoadOptions::rename beside
+// an optimizer, before anything is changed. A later failure leaves no values in either. Collective.
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group);
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options = {});
 LoadReport load(TrainingState& state, const Location& where, Group& group);
+
+// A model and its optimizer in files of their own, as torch::save writes them. State that goes by
+// numbers is that of the parameters in the order of the groups here (in flat ones: that of the
+// model), which have to be as many, of as many parameters. Values stay as they are; a key or others
+// are `unsupported`. Collective.
+//
+//   TrainingState state(model, optimizer);
+//   load(state, {.model = "net.pt", .optimizer = "opt.pt"});
+struct StateFiles {
+  Location model, optimizer;
+};
+LoadReport load(TrainingState& state, const StateFiles& files, const LoadOptions& options,
+                Group& group);
+LoadReport load(TrainingState& state, const StateFiles& files, const LoadOptions& options = {});
+
+// Both in one call, as a TrainingState without values. Python's torch.load takes a ".pt", its
+// torch.distributed.checkpoint a directory. Collective for sharded models.
+SaveResult save(ModuleRef model, OptimizerRef optimizer, const Location& where,
+                const SaveOptions& options = {});
+LoadReport load(ModuleRef model, OptimizerRef optimizer, const Location& where,
+                const LoadOptions& options = {});
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/text.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
@@ -38,13 +39,27 @@ Value dict_with_loaded(const Value& own, const Value& loaded) {
   return Value::dict(std::move(pairs), own.dict_kind());
 }
 
-// The optimizer's own tensors, and of everything else what was loaded.
+// The optimizer's own tensors that were loaded into, and of everything else what was loaded.
 Value with_loaded_values(const Value& own, const Value& loaded) {
-  if (own.is(Value::Kind::tensor)) return own;
+  if (own.is(Value::Kind::tensor) && loaded.is(Value::Kind::tensor)) return own;
   if (own.kind() != loaded.kind()) return loaded;
   if (own.is(Value::Kind::list) && own.size() == loaded.size())
     return list_with_loaded(own, loaded);
   return own.is(Value::Kind::dict) ? dict_with_loaded(own, loaded) : loaded;
+}
+
+// A count of steps is a tensor here, and a number where C++'s optimizers and PyTorch before 1.12
+// wrote it: such a number is asked for as it is.
+void ask_for_numbers(Value& state, const Value& stored) {
+  if (!state.is(Value::Kind::dict) || !stored.is(Value::Kind::dict)) return;
+  const auto pairs = state.pairs();
+  for (const auto& [key, own] : pairs) {
+    const auto* found = stored.find_key(key);
+    const bool is_scalar = own.is(Value::Kind::tensor) && own.as_tensor().shape.empty();
+    if (is_scalar && found != nullptr &&
+        is_one_of(found->kind(), Value::Kind::integer, Value::Kind::real))
+      state.set_item(key, *found);
+  }
 }
 
 bool is_of_shape(const Tensor& leaf, at::IntArrayRef sizes) {
@@ -341,6 +356,14 @@ void OptimLeaves::prepare_state(Held& held, const Value& states) {
 
 Value OptimLeaves::tree_like(const Value& stored) {
   auto made = tree();
+  if (const auto* states = stored.find("state")) {
+    for (const auto& [name, state] : states->pairs()) {
+      const auto* ours = made.at("state").find_key(name);
+      if (ours == nullptr) continue;
+      auto asked = *ours;
+      ask_for_numbers(asked, state);
+    }
+  }
   auto& groups = made.at(kParamGroups).items();
   const auto others = groups_in(stored, OnDifference::report);
   for (std::size_t g = 0; g < std::min(groups.size(), others.size()); ++g) {

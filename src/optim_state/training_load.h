@@ -44,6 +44,10 @@ class TrainingLoad {
   std::optional<Value> trainer_;
 };
 
+// Whether a checkpoint's tree is no training state's but that of a model: it has neither "model"
+// nor "optim".
+[[nodiscard]] bool is_model_alone(const Checkpoint& contents);
+
 // Those of `state` and the others below it.
 [[nodiscard]] std::vector<TrainingLoad> loads_of(TrainingState& state, const LoadOptions& options,
                                                  int rank, int ranks);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/digest.h"
@@ -145,6 +146,9 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
     if (state.values.find(kTrain) != nullptr)
       root.take_trainer_state(trainer_state(where, options, group));
   }
+  if (is_plain && !is_olmo_kind(checkpoint.contents().kind) &&
+      detail::is_model_alone(checkpoint.contents()))
+    checkpoint.arrange([](const Checkpoint& stored) { return as_training_state(stored, {}, {}); });
   return detail::load_all(loads, checkpoint.contents(), group,
                           [&](Value& tree) { return checkpoint.load(tree, options); });
 }
@@ -155,6 +159,21 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
 
 LoadReport load(TrainingState& state, const Location& where, Group& group) {
   return load(state, where, {}, group);
+}
+
+LoadReport load(TrainingState& state, const StateFiles& files, const LoadOptions& options) {
+  return with_group_of(state, [&](Group& group) { return load(state, files, options, group); });
+}
+
+SaveResult save(ModuleRef model, OptimizerRef optimizer, const Location& where,
+                const SaveOptions& options) {
+  return save(TrainingState(model, std::move(optimizer)), where, options);
+}
+
+LoadReport load(ModuleRef model, OptimizerRef optimizer, const Location& where,
+                const LoadOptions& options) {
+  TrainingState state(model, std::move(optimizer));
+  return load(state, where, options);
 }
 
 Snapshot::Snapshot(const TrainingState& state)
