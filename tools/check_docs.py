@@ -4,7 +4,7 @@
 A link of a page to another file of the tree, or to a heading, leads there. A path in backquotes that begins with a folder of
 the tree is one. A path that ends in .h, .cpp or .py, begins with tessera/, or is a folder in another one (`fsdp/unit/`) may
 leave out its beginning: some path of the tree ends so. A program stands for its source. NAME and * stand for anything.
-Pages that tell what was are not asked for paths. Prints one line per violation; the exit code is then 1.
+Pages that tell what was are not asked for paths. docs/api.md lists the public headers that have templates or macros. Prints one line per violation; the exit code is then 1.
 """
 
 import posixpath
@@ -63,6 +63,19 @@ def path_violation(word, known):
     return None if there else f"names {path}, which is not in the tree"
 
 
+def binding_violations(root, files):
+    """Public headers that docs/api.md lists as having templates or macros of their own, and have none, or the reverse."""
+    folder, page = "include/tessera/", "docs/api.md"
+    if page not in files:
+        return []
+    section = re.search(r"^## Headers for binding generators\n(.*?)^## ", tree.read(root, page), re.MULTILINE | re.DOTALL)
+    told = {name for line in section[1].splitlines() if line.startswith("- ") for name in re.findall(r"`([\w/]+\.h)`", line)}
+    there = {name.removeprefix(folder) for name in files
+             if name.startswith(folder) and "/detail/" not in name and
+             re.search(r"^\s*(#define|template\b)", tree.read(root, name), re.MULTILINE)}
+    return [f"{page}: {name} has {'no ' if name in told else ''}templates or macros of its own" for name in sorted(told ^ there)]
+
+
 def violations(root):
     files = tree.files(root)
     known = {"."}.union(files)
@@ -78,7 +91,7 @@ def violations(root):
         if not page.startswith(OF_THE_PAST):
             told += [(m.start(), path_violation(word, known)) for m in SPAN.finditer(text) for word in m[1].split()]
         found += [f"{page}:{text.count(chr(10), 0, at) + 1}: {what}" for at, what in sorted(told, key=lambda t: t[0]) if what]
-    return found
+    return found + binding_violations(root, files)
 
 
 def main():

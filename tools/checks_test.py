@@ -69,6 +69,16 @@ def pages(files):
         return check_docs.violations(pathlib.Path(root))
 
 
+class Bindings(unittest.TestCase):
+    def test_headers_with_templates_are_told(self):
+        page = "# API\n\n## Headers for binding generators\n\n- `a.h`, `pytorch/b.h`: some `c.h`\n\n## More\n"
+        tree = {"docs/api.md": page, "include/tessera/a.h": "template <typename T> T f();\n",
+                "include/tessera/pytorch/b.h": "#define B 1\n", "include/tessera/c.h": "  template <class T>\n",
+                "include/tessera/detail/d.h": "template <class T>\n", "include/tessera/e.h": "// a template\n"}
+        self.assertEqual(pages(tree), [])
+        self.assertEqual(len(pages(tree | {"include/tessera/e.h": "#define E 1\n", "include/tessera/a.h": "int f();\n"})), 2)
+
+
 def lines(count):
     return "int x;\n" * count
 
