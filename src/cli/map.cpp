@@ -97,24 +97,33 @@ void print_tensor(const Leaf& leaf) {
   }
 }
 
-// Bytes of tensors a file, over all of them: where a reader will spend its time.
-void print_files(const std::vector<const Leaf*>& leaves) {
-  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> files;  // pieces and bytes
-  std::uint64_t largest = 1;
+// What a file has of all tensors: where a reader will spend its time.
+struct FileUse {
+  std::uint64_t pieces = 0;
+  std::uint64_t bytes = 0;
+};
+
+std::map<std::string, FileUse> files_of(const std::vector<const Leaf*>& leaves) {
+  std::map<std::string, FileUse> files;
   for (const Leaf* leaf : leaves) {
     const Tensor& tensor = leaf->value.as_tensor();
     for (const Piece& piece : tensor.pieces) {
-      auto& [pieces, bytes] = files[file_of(piece)];
-      ++pieces;
-      bytes += static_cast<std::uint64_t>(numel(piece.slice)) * size_of(tensor.dtype);
-      largest = std::max(largest, bytes);
+      FileUse& use = files[file_of(piece)];
+      ++use.pieces;
+      use.bytes += static_cast<std::uint64_t>(numel(piece.slice)) * size_of(tensor.dtype);
     }
   }
-  for (const auto& [name, file] : files) {
-    const auto filled = static_cast<std::size_t>(static_cast<double>(file.second) /
+  return files;
+}
+
+void print_files(const std::map<std::string, FileUse>& files) {
+  std::uint64_t largest = 1;
+  for (const auto& [name, use] : files) largest = std::max(largest, use.bytes);
+  for (const auto& [name, use] : files) {
+    const auto filled = static_cast<std::size_t>(static_cast<double>(use.bytes) /
                                                  static_cast<double>(largest) * kWidth);
-    fmt::print("{:.<{}}  {}  {}  {}\n", std::string(filled, '#'), kWidth, human_bytes(file.second),
-               counted(file.first, "piece"), printable(name));
+    fmt::print("{:.<{}}  {}  {}  {}\n", std::string(filled, '#'), kWidth, human_bytes(use.bytes),
+               counted(use.pieces, "piece"), printable(name));
   }
 }
 
@@ -135,14 +144,17 @@ int map(const MapArguments& options, const Common& common) {
         .at_key(options.name)
         .at_path(checkpoint.path);
   }
+  const auto files = options.name.empty() ? files_of(leaves) : std::map<std::string, FileUse>();
   if (common.json) {
     JsonRows rows;
     for (const Leaf* leaf : leaves) rows.add(json_of(*leaf));
+    for (const auto& [name, use] : files)
+      rows.add({{"file", name}, {"count", use.pieces}, {"bytes", use.bytes}});
     rows.end();
     return kDone;
   }
   for (const Leaf* leaf : leaves) print_tensor(*leaf);
-  if (options.name.empty()) print_files(leaves);
+  print_files(files);
   return kDone;
 }
 

@@ -100,8 +100,10 @@ class Answers(unittest.TestCase):
 
     def test_map_tells_dtypes_and_bytes(self):
         path = self.safetensors("m.safetensors", {"w": ("F32", [2, 3], bytes(24))})
-        (row,) = answer("map", path)
+        row, file = answer("map", path)
         self.assertEqual((row["dtype"], row["pieces"][0]["bytes"]), ("float32", 24))
+        self.assertEqual(file, {"file": "m.safetensors", "count": 1, "bytes": 24})
+        self.assertEqual(answer("map", path, "w"), [row])
 
     def test_diff_prints_numbers_as_they_are(self):
         for dtype, code, x, y, text, largest in (
