@@ -152,3 +152,18 @@ def test_trees_that_cannot_be_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
     tessera.save_file(None, tmp_path / "x.pt")
     assert tessera.load(tmp_path / "x.pt") is None
+
+
+def test_values_that_differ_between_ranks_are_kept_by_the_ways_that_the_error_names(tmp_path):
+    equal = numpy.arange(3.0)
+    for rank in range(2):
+        tessera.save_file({"w": numpy.full(2, rank, "float32"), "equal": equal}, tmp_path / f"ranks/rank{rank}.pt")
+    said = r"the values differ: rank 0 has float32 \[2\], rank 1 has float32 \[2\] of other values; .*--part.*--only.*key 'w'"
+    with pytest.raises(tessera.MismatchError, match=said):
+        tessera.open(tmp_path / "ranks")
+    for rank in range(2):
+        made = tmp_path / f"{rank}.pt"
+        tessera.convert(tmp_path / f"ranks/rank{rank}.pt", made, part=True)
+        assert tessera.load(made, framework="numpy")["w"].tolist() == [rank, rank]
+    tessera.convert(tmp_path / "ranks/rank0.pt", tmp_path / "equal.safetensors", part=True, only=["equal"])
+    assert list(tessera.load(tmp_path / "equal.safetensors")) == ["equal"]

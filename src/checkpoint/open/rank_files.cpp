@@ -39,16 +39,18 @@ bool same(const Leaf& a, const Leaf& b) {
 std::string described(const Value& value) {
   if (!value.is(Kind::tensor)) return render(value, 60);
   const Tensor& tensor = value.as_tensor();
-  return std::string(to_string(tensor.dtype)) + " " + to_string(tensor.shape);
+  return (tensor.sharded ? "parts of " : "") + std::string(to_string(tensor.dtype)) + " " +
+         to_string(tensor.shape);
 }
 
 [[noreturn]] void refuse(ErrorCode code, int rank, const Leaf& leaf, const Leaf& known) {
   const std::string first = described(known.value), other = described(leaf.value);
   std::string what = "rank 0 has " + first + ", rank " + std::to_string(rank) + " has " + other;
   if (first == other) {
-    what +=
-        " of other values; where ranks should hold the same, one of them went another way, and "
-        "where each has its own, open the file of one rank by itself (--part)";
+    what = "the values differ: " + what +
+           " of other values; where ranks should hold the same, one of them went another way, and "
+           "where each has its own, convert the file of each rank alone (--part) to keep all, or "
+           "one of them with what is equal (--part --only)";
   }
   throw Error(code, what).at_key(leaf.name);
 }
