@@ -32,6 +32,28 @@ SAFE_OPEN = (
     "import numpy, {who}\nfor _ in range(3):\n    begin = time.perf_counter()\n"
     "    with {who}.safe_open(sys.argv[1], framework='np') as file:\n        assert len(file.keys()) == 50000"
 )
+# The whole of 800 MB in 200 tensors, of which nothing is looked at.
+MAPPED = {
+    "safetensors' load_file": ("safetensors", "import torch, safetensors.torch", "safetensors.torch.load_file(sys.argv[1])"),
+    "torch.load(mmap=True)": ("torch", "import torch", "torch.load(sys.argv[1], mmap=True, weights_only=True)"),
+    "tessera.load(mmap=True)": ("safetensors", "import torch, tessera", "tessera.load(sys.argv[1], mmap=True)"),
+    "of a .pt": ("torch", "import torch, tessera", "tessera.load(sys.argv[1], mmap=True)"),
+    "of DCP": ("dcp", "import torch, tessera", "tessera.load(sys.argv[1], mmap=True)"),
+    "tessera.load": ("safetensors", "import torch, tessera", "tessera.load(sys.argv[1])"),
+}
+# The median of ten calls in a process, behind one that warms up: wall clock, and the processor's time beside it.
+MAP = (
+    "import statistics, sys, time\n{}\ntimes = []\nfor _ in range(11):\n"
+    "    state, begin, used = None, time.perf_counter(), time.process_time()\n    state = {}\n"
+    "    times.append((time.perf_counter() - begin, time.process_time() - used))\n"
+    "assert len(state) == 200 and state['w7'][0, 0] == 7\n"
+    "print('seconds', *(f'{{1000 * statistics.median(one):.3f}}' for one in list(zip(*times[1:]))[{}:][:1]))"
+)
+WRITE_MAPPED = (
+    "import numpy, sys, tessera\n"
+    "state = {f'w{i}': numpy.full((1024, 16 if sys.argv[2] else 1024), i, 'float32') for i in range(200)}\n"
+    "for kind in ('safetensors', 'torch', 'dcp'):\n    tessera.save_file(state, sys.argv[1] + '/' + kind, kind=kind)"
+)
 WRITE_OPENED = (
     "import numpy, safetensors.numpy, sys, tessera\n"
     "state = {f'model.layers.{i // 10}.block.{i % 10}.weight': numpy.full((4, 4), i, 'float32') for i in range(50000)}\n"
@@ -51,6 +73,7 @@ def measure(bench):
     rows_of_one(bench, python)
     opens(bench, python)
     safe_opens(bench, python)
+    mapped(bench, python)
     converts(bench, python)
     background(bench, python, small)
     for wheel in (ROOT / "dist").glob("*.whl"):
@@ -99,6 +122,18 @@ def safe_opens(bench, python):
         }
         title = f"safe_open, keys() and close of 50,000 tensors that {writer} wrote, seconds"
         rate(title, alternate(commands, bench.rounds), "safetensors")
+
+
+def mapped(bench, python):
+    folder = bench.work / "python-mapped"
+    folder.mkdir(exist_ok=True)
+    run([*python, "-c", WRITE_MAPPED, folder, "small" if bench.small else ""])
+    for which, unit in enumerate(("milliseconds", "milliseconds of CPU")):
+        commands = {
+            name: ([*python, "-c", MAP.format(imports, call, which), folder / file], None, None)
+            for name, (file, imports, call) in MAPPED.items()
+        }
+        rate(f"800 MB in 200 tensors as views, {unit}", alternate(commands, bench.rounds), "safetensors' load_file")
 
 
 def converts(bench, python):

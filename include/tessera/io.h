@@ -48,6 +48,12 @@ class ByteSource {
   [[nodiscard]] virtual std::uint64_t request_cost() const { return kNearRequest; }
   // Whether read_at compares what it gives with digests recorded for it. A difference is `corrupt`.
   [[nodiscard]] virtual bool checked() const { return false; }
+  // All bytes as memory that is changed alone: pages of a local file, each read when somebody first
+  // looks at it. Null: the store has none. What is written there stays in this mapping, no file and
+  // no other mapping sees it. Nothing of it is compared with digests. Throws `conflict` if the file
+  // has changed since it was opened. Whether somebody cuts off or writes into the file later cannot
+  // be told: a page behind its end is a SIGBUS. A file that is replaced or removed stays whole.
+  [[nodiscard]] virtual std::shared_ptr<std::byte[]> map() const { return nullptr; }
   // The source itself or, if it is a cache or a check in front of another one with the same bytes,
   // original() of that one. It lives as long as this one.
   [[nodiscard]] virtual const ByteSource& original() const { return *this; }

@@ -59,6 +59,9 @@ struct LoadOptions {
   int threads = 2;                             // reading threads on each rank
   ProgressHook progress = {};
   FilledHook filled = {};  // Checkpoint::load has none
+  // For Checkpoint::load alone: tensors are views of mapped files where they can be (mapped.h),
+  // which counts as nothing read. Their bytes are not checked.
+  bool map = false;
   // Phases: "open", unless the checkpoint was open already; "plan"; "read"; "all".
   EventHook events = {};
   std::stop_token stop = {};

@@ -161,7 +161,18 @@ Value tree_as(const Checkpoint& checkpoint, DType dtype) {
   return checkpoint.map(fresh).tree();
 }
 
-nb::object load(const Opened& self, nb::handle dtype, int threads, nb::object wrap,
+// The `_core.Tensor` over its mapped file, or None: its elements have to be read.
+nb::object mapped(const Opened& self, nb::handle given) {
+  const auto checkpoint = self.checkpoint();
+  const auto files = self.files();
+  const std::string name = text_of(given);
+  std::optional<Tensor> view =
+      without_lock([&] { return files->view(checkpoint->tensor(name), name); });
+  return view ? nb::cast(TensorHandle(Value(std::move(*view)))) : nb::none();
+}
+
+// With `map` what is not converted are views of mapped files, where there can be any.
+nb::object load(const Opened& self, nb::handle dtype, int threads, bool map, nb::object wrap,
                 nb::object progress) {
   const auto checkpoint = self.checkpoint();
   std::optional<DType> wanted;
@@ -169,6 +180,7 @@ nb::object load(const Opened& self, nb::handle dtype, int threads, nb::object wr
   const Value tree = run_job(std::move(progress), [&](Job& job) {
     LoadOptions options;
     options.threads = threads;
+    options.map = map;
     options.progress = job.progress();
     options.stop = job.stop();
     if (!wanted) return checkpoint->load(options);
@@ -276,8 +288,9 @@ void bind_checkpoints(nb::module_& module) {
       .def("leaf", leaf)
       .def("only", only)
       .def("read", read, nb::arg("requests"), nb::arg("threads"), nb::arg("memory"))
-      .def("load", load, nb::arg("dtype").none(), nb::arg("threads"), nb::arg("wrap"),
-           nb::arg("progress").none());
+      .def("mapped", mapped)
+      .def("load", load, nb::arg("dtype").none(), nb::arg("threads"), nb::arg("map"),
+           nb::arg("wrap"), nb::arg("progress").none());
   module.def("open", opened);
   module.def("archive_value", archive_value);
 }

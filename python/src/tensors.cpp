@@ -27,11 +27,6 @@ nb::tuple described(const Piece& piece) {
 
 }  // namespace
 
-Opened::Shared Opened::open(const Shared& one) {
-  if (one) return one;
-  throw Error(ErrorCode::invalid_argument, "the checkpoint is closed");
-}
-
 nb::list TensorHandle::pieces() const {
   nb::list pieces;
   for (const Piece& piece : tensor().pieces) pieces.append(described(piece));

@@ -7,6 +7,8 @@
 #include <string>
 
 #include "tessera/checkpoint.h"
+#include "tessera/error.h"
+#include "tessera/mapped.h"
 
 namespace tessera::python {
 
@@ -18,24 +20,36 @@ class Opened {
  public:
   explicit Opened(Checkpoint checkpoint)
       : checkpoint_(std::make_shared<const Checkpoint>(std::move(checkpoint))),
-        whole_(checkpoint_) {}
+        whole_(checkpoint_),
+        files_(std::make_shared<MappedFiles>()) {}
   Opened(Checkpoint part, const Opened& of)
-      : checkpoint_(std::make_shared<const Checkpoint>(std::move(part))), whole_(of.whole_) {}
+      : checkpoint_(std::make_shared<const Checkpoint>(std::move(part))),
+        whole_(of.whole_),
+        files_(of.files_) {}
 
   // Whoever works without the interpreter's lock keeps it open. Throws `invalid_argument` once it
   // is closed.
   [[nodiscard]] std::shared_ptr<const Checkpoint> checkpoint() const { return open(checkpoint_); }
   // That of which this is a part.
   [[nodiscard]] std::shared_ptr<const Checkpoint> whole() const { return open(whole_); }
+  // Its files that are mapped; parts and copies have the same ones.
+  [[nodiscard]] std::shared_ptr<MappedFiles> files() const { return open(files_); }
   [[nodiscard]] bool is_closed() const { return checkpoint_ == nullptr; }
-  void close() { checkpoint_ = whole_ = nullptr; }
+  void close() {
+    checkpoint_ = whole_ = nullptr;
+    files_ = nullptr;
+  }
 
  private:
-  using Shared = std::shared_ptr<const Checkpoint>;
-  static Shared open(const Shared& one);
+  template <typename T>
+  static std::shared_ptr<T> open(const std::shared_ptr<T>& one) {
+    if (!one) throw Error(ErrorCode::invalid_argument, "the checkpoint is closed");
+    return one;
+  }
 
-  Shared checkpoint_;  // both guarded by the interpreter's lock
-  Shared whole_;
+  std::shared_ptr<const Checkpoint> checkpoint_;  // all guarded by the interpreter's lock
+  std::shared_ptr<const Checkpoint> whole_;
+  std::shared_ptr<MappedFiles> files_;
 };
 
 class TensorHandle {

@@ -140,13 +140,21 @@ class Checkpoint(Mapping[str, Any]):
         place = replace(self._place, only=(*self._place.only, tuple(chosen)))
         return Checkpoint(self._core.only(chosen), place, self._threads, self._memory)
 
-    def load(self, *, framework: str | None = None, dtype: Any = None, progress: Progress | None = None) -> Any:
+    def load(
+        self,
+        *,
+        framework: str | None = None,
+        dtype: Any = None,
+        mmap: bool = False,
+        progress: Progress | None = None,
+    ) -> Any:
         """All of it as nested dicts and lists, with tensors of torch or arrays of numpy, as `tessera.load` chooses them.
 
-        With `dtype` floating-point tensors of 16 bits and more are converted to that.
+        With `dtype` floating-point tensors of 16 bits and more are converted to that. `mmap` is what it is there; each
+        call maps the files anew.
         """
         name = None if dtype is None else name_of_dtype(dtype)
-        return self._core.load(name, self._threads, Loaded(framework_of(framework)), progress)
+        return self._core.load(name, self._threads, mmap, Loaded(framework_of(framework)), progress)
 
     def close(self) -> None:
         """Lets its files go. Whoever reads from it afterwards gets an error."""
@@ -193,6 +201,10 @@ class Checkpoint(Mapping[str, Any]):
         if found is None:
             raise KeyNotFoundError(f"not_found: there is no key {key!r} [{self.path}]", self.path, str(key))
         return found[0]
+
+    def _mapped(self, name: str) -> Any:
+        """A `_core.Tensor` over its mapped file; None: its elements have to be read."""
+        return self._core.mapped(name)
 
     def _fill(self, requests: list[Any]) -> IoReport:
         return IoReport(**self._core.read(requests, self._threads, self._memory))

@@ -28,6 +28,7 @@ def load(
     only: Sequence[str] = (),
     framework: str | None = None,
     dtype: Any = None,
+    mmap: bool = False,
     threads: int = 2,
     progress: Progress | None = None,
 ) -> Any:
@@ -38,13 +39,19 @@ def load(
     Floating-point tensors of 16 bits and more are converted to `dtype`. Values are plain objects of Python, and `Opaque` where they have another
     class: nothing is imported, nothing is called. `progress(done, total)` hears of bytes.
 
+    With `mmap` nothing is read where a local file has the bytes of a tensor as they are wanted: in one piece, plain, and
+    aligned, as in safetensors, torch.save and DCP files. The tensor or array is a view of the mapped file. It can be
+    written, and the file stays as it is. What has to be put together, and with `dtype` all, is read. Mapped bytes are
+    not compared with digests or checksums: `verify` does that. A file that is replaced or removed later stays whole for
+    who has mapped it; where one is cut off or written into in its place, the process ends by SIGBUS or sees other bytes.
+
     >>> import tessera
     >>> tessera.load(example, only=["step"])
     {'step': 7}
     """
     with open(path, threads=threads) as checkpoint:
         chosen = checkpoint.only(only) if only else checkpoint
-        return chosen.load(framework=framework, dtype=dtype, progress=progress)
+        return chosen.load(framework=framework, dtype=dtype, mmap=mmap, progress=progress)
 
 
 def save_file(

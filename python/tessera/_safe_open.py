@@ -19,13 +19,18 @@ class safe_open:
     >>> with tessera.safe_open(example, framework="np") as file:
     ...     file.keys(), file.get_slice("model.w")[1:2, :2].tolist()
     (['model.w'], [[4.0, 5.0]])
+
+    With `mmap` tensors are views of the mapped file where `tessera.load` would give such; their bytes are not checked.
     """
 
-    def __init__(self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu") -> None:
+    def __init__(
+        self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu", *, mmap: bool = False
+    ) -> None:
         self._framework = framework_of(framework)
         self._device = None if str(device) == "cpu" else device
         if self._device is not None and self._framework != "torch":
             raise InvalidArgumentError(f"invalid_argument: arrays of numpy are on the cpu, not on {device!r}")
+        self._mmap = mmap
         self._checkpoint: Checkpoint = open(filename)
 
     def __enter__(self) -> safe_open:
@@ -74,7 +79,7 @@ class safe_open:
         found = self._checkpoint[name]
         if not isinstance(found, Tensor):
             raise MismatchError(f"mismatch: {name!r} is a value, not a tensor", self._checkpoint.path, name)
-        return TensorSlice(found, self._framework, self._device)
+        return TensorSlice(found, self._framework, self._device, self._mmap)
 
 
 class TensorSlice:
@@ -85,10 +90,11 @@ class TensorSlice:
     ([3, 4], 'F32')
     """
 
-    def __init__(self, tensor: Tensor, framework: str, device: Any) -> None:
+    def __init__(self, tensor: Tensor, framework: str, device: Any, mmap: bool) -> None:
         self._tensor = tensor
         self._framework = framework
         self._device = device
+        self._mmap = mmap
 
     def get_shape(self) -> list[int]:
         """The sizes."""
@@ -100,5 +106,5 @@ class TensorSlice:
 
     def __getitem__(self, index: Any) -> Any:
         if self._framework == "torch":
-            return self._tensor.torch(index, device=self._device)
-        return self._tensor.numpy(index)
+            return self._tensor.torch(index, device=self._device, mmap=self._mmap)
+        return self._tensor.numpy(index, mmap=self._mmap)

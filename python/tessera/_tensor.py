@@ -17,6 +17,8 @@ class _Filler(Protocol):
 
     def _fill(self, requests: list[Any]) -> IoReport: ...
 
+    def _mapped(self, name: str) -> Any: ...
+
     def __getitem__(self, key: str) -> Any: ...
 
 
@@ -95,16 +97,20 @@ class Tensor:
                 found.append(Piece(begin=first, end=second, rank=rank, file=file, file_offset=offset))
         return found
 
-    def numpy(self, index: Any = (), *, out: Any = None, dtype: Any = None) -> Any:
-        """The tensor, or the part that `index` names, as an array of numpy. `out` is filled instead."""
+    def numpy(self, index: Any = (), *, out: Any = None, dtype: Any = None, mmap: bool = False) -> Any:
+        """The tensor, or the part that `index` names, as an array of numpy. `out` is filled instead.
+
+        With `mmap` it is a view of the mapped file where `tessera.load` would give one. An open checkpoint maps a file
+        once, so what is written into one view is seen in all that it gives of those elements.
+        """
         if out is not None:
             self.read_into(out, index)
             return out
-        return self._read(index, dtype, "numpy")
+        return self._read(index, dtype, "numpy", mmap)
 
-    def torch(self, index: Any = (), *, dtype: Any = None, device: Any = None) -> Any:
-        """The tensor, or the part that `index` names, as a tensor of torch."""
-        tensor = self._read(index, dtype, "torch")
+    def torch(self, index: Any = (), *, dtype: Any = None, device: Any = None, mmap: bool = False) -> Any:
+        """The tensor, or the part that `index` names, as a tensor of torch; `mmap` is what it is in `numpy`."""
+        tensor = self._read(index, dtype, "torch", mmap)
         return tensor if device is None else tensor.to(device)
 
     def read_into(self, target: Any, index: Any = ()) -> IoReport:
@@ -155,13 +161,17 @@ class Tensor:
     def __repr__(self) -> str:
         return f"<tessera.Tensor {self.name!r} {self.dtype} {list(self.shape)}>"
 
-    def _read(self, index: Any, dtype: Any, framework: str) -> Any:
+    def _read(self, index: Any, dtype: Any, framework: str, mmap: bool = False) -> Any:
         offsets, sizes, rest = box_of(index, self.shape)
         wanted = self.dtype if dtype is None else _memory.name_of_dtype(dtype)
+        parts = tuple(slice(begin, begin + count) for begin, count in zip(offsets, sizes))
         if self._checkpoint is None:
-            box = _memory.Loaded(framework)(self._core)
-            box = box[tuple(slice(begin, begin + count) for begin, count in zip(offsets, sizes))]
+            box = _memory.Loaded(framework)(self._core)[parts]
             return _picked(_memory.as_dtype(box, wanted, framework), rest)
+        view = self._checkpoint._mapped(self.name) if mmap and wanted == self.dtype else None
+        if view is not None:
+            box = _memory.Loaded(framework)(view)
+            return _picked((box.detach() if framework == "torch" else box)[parts], rest)
         target = _memory.empty(sizes, wanted, framework)
         memory = _memory.memory_of(target)
         self._checkpoint._fill([memory.request(self.name, offsets, sizes)])

@@ -22,14 +22,14 @@ def read(path: str) -> tuple[int, ...]:
 
 
 def read_as_safetensors(path: str) -> list[str]:
-    with tessera.safe_open(path, framework="np", device="cpu") as file:
+    with tessera.safe_open(path, framework="np", device="cpu", mmap=True) as file:
         part: tessera.TensorSlice = file.get_slice("w")
         print(part.get_shape(), part.get_dtype(), file.metadata(), file.offset_keys())
         return file.keys()
 
 
 def whole(path: str, target: str) -> int:
-    state: Any = tessera.load(path, only=["model"], framework="torch", dtype="bfloat16")
+    state: Any = tessera.load(path, only=["model"], framework="torch", dtype="bfloat16", mmap=False)
     saved: tessera.SaveReport = tessera.save_file(state, target, overwrite=True)
     made: tessera.ConvertReport = tessera.convert(path, target, only=["model"], progress=print)
     verified: tessera.VerifyReport = tessera.verify(target)

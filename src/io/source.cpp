@@ -47,6 +47,10 @@ class SliceSource final : public ByteSource {
   [[nodiscard]] std::string version() const override { return source_->version(); }
   [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   [[nodiscard]] bool checked() const override { return source_->checked(); }
+  [[nodiscard]] std::shared_ptr<std::byte[]> map() const override {
+    auto whole = source_->map();
+    return whole ? std::shared_ptr<std::byte[]>(whole, whole.get() + offset_) : nullptr;
+  }
   [[nodiscard]] SourcePart part() const { return {*source_, offset_}; }
 
  private:

@@ -49,6 +49,7 @@ class ForwardingSource : public ByteSource {
   [[nodiscard]] std::string identity() const override { return inner_->identity(); }
   [[nodiscard]] std::uint64_t request_cost() const override { return inner_->request_cost(); }
   [[nodiscard]] bool checked() const override { return inner_->checked(); }
+  [[nodiscard]] std::shared_ptr<std::byte[]> map() const override { return inner_->map(); }
   [[nodiscard]] const ByteSource& original() const override { return inner_->original(); }
 
  protected:

@@ -67,6 +67,7 @@ class LazySource final : public ByteSource {
   [[nodiscard]] std::string version() const override { return current()->version(); }
   [[nodiscard]] std::uint64_t request_cost() const override { return current()->request_cost(); }
   [[nodiscard]] bool checked() const override { return current()->checked(); }
+  [[nodiscard]] std::shared_ptr<std::byte[]> map() const override { return current()->map(); }
 
  private:
   friend class OpenFiles;

@@ -8,6 +8,7 @@
 #include <exception>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -422,7 +423,8 @@ std::shared_ptr<Storage> fresh_storage(DType dtype, std::uint64_t bytes) {
   return storage;
 }
 
-FreshMemory::FreshMemory(const std::vector<Leaf>& leaves) {
+FreshMemory::FreshMemory(const std::vector<Leaf>& leaves, bool map)
+    : files_(map ? std::make_unique<MappedFiles>() : nullptr) {
   for (NamedTensor& named : all_tensors(leaves))
     names_.emplace(named.tensor.identity(), std::move(named.name));
 }
@@ -437,17 +439,22 @@ Value FreshMemory::of(const Value& tree) {
 Value FreshMemory::tensor(const Value& node) {
   Tensor made = node.as_tensor();
   const std::string& name = names_[node.identity()];
+  std::optional<Tensor> view;
   try {
     require_bounded(made, name);
-    made.pieces = {Piece{whole(made.shape),
-                         fresh_storage(made.dtype, byte_size(made.dtype, made.shape)),
-                         0,
-                         {},
-                         -1}};
+    if (files_) view = files_->view(made, name);
+    made.pieces =
+        view ? std::move(view->pieces)
+             : std::vector{Piece{whole(made.shape),
+                                 fresh_storage(made.dtype, byte_size(made.dtype, made.shape)),
+                                 0,
+                                 {},
+                                 -1}};
   } catch (Error& error) {
     throw error.at_key(name);
   }
   if (made.attributes) made.attributes = std::make_shared<const Value>(of(*made.attributes));
+  if (view) return Value(std::move(made));
   fillings_.push_back({name, Value(std::move(made)), node});
   return fillings_.back().wanted;
 }

@@ -11,6 +11,7 @@
 #include "checkpoint/read/reader.h"
 #include "tessera/error.h"
 #include "tessera/load_options.h"
+#include "tessera/mapped.h"
 #include "tessera/value.h"
 
 namespace tessera {
@@ -73,8 +74,9 @@ void fill_all(const FillJob& job);
 // attributes, memory that it owns. What has to be read for that is collected.
 class FreshMemory {
  public:
-  // `leaves` name the tensors of the trees.
-  explicit FreshMemory(const std::vector<Leaf>& leaves);
+  // `leaves` name the tensors of the trees. With `map`, files are mapped where that gives a tensor
+  // (mapped.h).
+  FreshMemory(const std::vector<Leaf>& leaves, bool map);
 
   // A tensor of which no part is known (inside of an object) stays as it is. Throws `limit` for one
   // that is not bounded (reader.h) or for which there is no memory.
@@ -88,6 +90,7 @@ class FreshMemory {
 
   std::unordered_map<const void*, std::string> names_;  // by node
   std::vector<Filling> fillings_;
+  std::unique_ptr<MappedFiles> files_;  // null: everything is read
 };
 
 }  // namespace tessera

@@ -293,7 +293,7 @@ class Planner {
       : source_(source),
         checkpoint_(source.checkpoint()),
         options_(options),
-        fresh_(checkpoint_.leaves),
+        fresh_(checkpoint_.leaves, false),
         taken_(checkpoint_.leaves.size(), false) {}
 
   void add(const Leaf& wanted) {

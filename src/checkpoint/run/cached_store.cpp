@@ -138,6 +138,8 @@ class NearCopySource final : public ForwardingSource {
   [[nodiscard]] std::uint64_t request_cost() const override {
     return failed_ ? inner().request_cost() : copy_->request_cost();
   }
+  // Pages of the copy could not give way to the file.
+  [[nodiscard]] std::shared_ptr<std::byte[]> map() const override { return nullptr; }
 
  private:
   template <typename Read>

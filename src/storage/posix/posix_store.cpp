@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -62,17 +63,29 @@ class FileSource final : public ByteSource {
 
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     read(offset, out);
-    require_unchanged();
+    (void)require_unchanged();
   }
 
   // Whether the file was changed is asked once, when all is read.
   void read_ranges(std::span<const ReadRange> ranges) const override {
     for (const ReadRange& range : ranges) read(range.offset, range.out);
-    if (!ranges.empty()) require_unchanged();
+    if (!ranges.empty()) (void)require_unchanged();
   }
 
   [[nodiscard]] const std::string& name() const override { return path_; }
   [[nodiscard]] std::string version() const override { return version_; }
+
+  // No memory is set aside for pages that may never be written. Null where the file system cannot
+  // map, or the process has as many mappings as it may have.
+  [[nodiscard]] std::shared_ptr<std::byte[]> map() const override {
+    const Fd again = require_unchanged();
+    if (size_ == 0) return nullptr;
+    void* const pages = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                               again ? again.get() : fd_.get(), 0);
+    if (pages == MAP_FAILED) return nullptr;
+    return {static_cast<std::byte*>(pages),
+            [size = size_](std::byte* begin) { (void)::munmap(begin, size); }};
+  }
 
  private:
   // O_NONBLOCK: a FIFO in the file's place would otherwise wait for a writer.
@@ -121,15 +134,15 @@ class FileSource final : public ByteSource {
   }
 
   // What was read before and what is read now are of one file. One that was replaced stays open as
-  // it was; one that was written into would give a mixture.
-  void require_unchanged() const {
+  // it was; one that was written into would give a mixture. Returns what takes the place of a
+  // handle that is stale.
+  [[nodiscard]] Fd require_unchanged() const {
     struct stat status {};
     if (::fstat(fd_.get(), &status) != 0) {
       if (errno != ESTALE) throw_errno(errno, "stat", path_);
-      (void)opened_again();
-      return;
+      return opened_again();
     }
-    if (is_as_before(status)) return;
+    if (is_as_before(status)) return {};
     throw Error(ErrorCode::conflict, "the file was changed while it was open").at_path(path_);
   }
 

@@ -51,6 +51,29 @@ TEST(PosixStore, WhatWasReplacedAfterItWasListedIsAConflict_C04) {
   EXPECT_EQ(code_of([&] { (void)store->open_listed(listed); }), ErrorCode::conflict);
 }
 
+// Each mapping has its own changes, and none reaches the file.
+TEST(PosixStore, MappingsOfAFile) {
+  const TemporaryDirectory directory;
+  const auto store = posix_store(directory.path());
+  put(*store, "x", bytes_of("content"), IfExists::fail);
+  put(*store, "nothing", {}, IfExists::fail);
+  const auto source = store->open("x");
+  const auto first = source->map();
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(first[6], std::byte{'t'});
+  first[0] = std::byte{'X'};
+  EXPECT_EQ(source->map()[0], std::byte{'c'});
+  EXPECT_EQ(text_of(*source), "content");
+  put(*store, "x", bytes_of("new"), IfExists::replace);
+  store->remove("x");
+  EXPECT_EQ(source->map()[6], std::byte{'t'});
+  EXPECT_EQ(store->open("nothing")->map(), nullptr);
+  put(*store, "y", bytes_of("content"), IfExists::fail);
+  const auto changed = store->open("y");
+  std::filesystem::resize_file(directory.path() + "/y", 3);
+  EXPECT_EQ(code_of([&] { (void)changed->map(); }), ErrorCode::conflict);
+}
+
 // D07: only a regular file is an object; a FIFO must not block either.
 TEST(PosixStore, OnlyRegularFilesAreObjects) {
   const TemporaryDirectory directory;
