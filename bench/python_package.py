@@ -38,12 +38,11 @@ MAPPED = {
     "torch.load(mmap=True)": ("torch", "import torch", "torch.load(sys.argv[1], mmap=True, weights_only=True)"),
     "tessera.load(mmap=True)": ("safetensors", "import torch, tessera", "tessera.load(sys.argv[1], mmap=True)"),
     "of a .pt": ("torch", "import torch, tessera", "tessera.load(sys.argv[1], mmap=True)"),
-    "of DCP": ("dcp", "import torch, tessera", "tessera.load(sys.argv[1], mmap=True)"),
     "tessera.load": ("safetensors", "import torch, tessera", "tessera.load(sys.argv[1])"),
 }
-# The median of ten calls in a process, behind one that warms up: wall clock, and the processor's time beside it.
+# The median of five calls in a process, behind one that warms up: wall clock, and the processor's time beside it.
 MAP = (
-    "import statistics, sys, time\n{}\ntimes = []\nfor _ in range(11):\n"
+    "import statistics, sys, time\n{}\ntimes = []\nfor _ in range(6):\n"
     "    state, begin, used = None, time.perf_counter(), time.process_time()\n    state = {}\n"
     "    times.append((time.perf_counter() - begin, time.process_time() - used))\n"
     "assert len(state) == 200 and state['w7'][0, 0] == 7\n"
@@ -52,7 +51,7 @@ MAP = (
 WRITE_MAPPED = (
     "import numpy, sys, tessera\n"
     "state = {f'w{i}': numpy.full((1024, 16 if sys.argv[2] else 1024), i, 'float32') for i in range(200)}\n"
-    "for kind in ('safetensors', 'torch', 'dcp'):\n    tessera.save_file(state, sys.argv[1] + '/' + kind, kind=kind)"
+    "for kind in ('safetensors', 'torch'):\n    tessera.save_file(state, sys.argv[1] + '/' + kind, kind=kind)"
 )
 WRITE_OPENED = (
     "import numpy, safetensors.numpy, sys, tessera\n"

@@ -40,8 +40,8 @@ def load(
     class: nothing is imported, nothing is called. `progress(done, total)` hears of bytes.
 
     With `mmap` nothing is read where a local file has the bytes of a tensor as they are wanted: in one piece, plain, and
-    aligned, as in safetensors, torch.save and DCP files. The tensor or array is a view of the mapped file. It can be
-    written, and the file stays as it is. What has to be put together, and with `dtype` all, is read. Mapped bytes are
+    aligned. Those of safetensors and torch.save mostly lie so, those of DCP mostly do not. The tensor or array is a view of
+    the mapped file. It can be written, and the file stays as it is. All else is read, and with `dtype` everything. Mapped bytes are
     not compared with digests or checksums: `verify` does that. A file that is replaced or removed later stays whole for
     who has mapped it; where one is cut off or written into in its place, the process ends by SIGBUS or sees other bytes.
 
