@@ -33,6 +33,7 @@ SHORT = {
     "src/base/sort_runs.h": "an algorithm, which nothing else here is",
     "src/checkpoint/convert.cpp": "convert() itself: one looks for it there",
     "src/cli/": "a file a command",
+    "src/format/exported/exported.h": "what the format offers",
     "src/format/safetensors/safetensors.h": "what the format offers",
     "src/fsdp/step/call.cpp": "what every call of a wrapped module does: one looks for it there",
     "src/fsdp/step/profiler_range.h": "libtorch's profiler, in no other header",

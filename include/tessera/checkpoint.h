@@ -36,6 +36,7 @@ enum class CheckpointKind : std::uint8_t {
   olmo_local,   // {model,optim,train}/rank{r}.pt: flat parameters
   rank_files,   // other files of one rank each: model_world_size_N_rank_R.pt, bare rank{r}.pt
   torchscript,  // an archive of C++'s torch::save or torch.jit.save: read, not written
+  exported,     // an archive of torch.export.save: read, not written
 };
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 

@@ -193,7 +193,7 @@ class Answers(unittest.TestCase):
         cases = {"lite.ptl": ({"m/bytecode.pkl": b"\x80\2N.", "m/constants.pkl": b"\x80\2).", "m/version": b"3\n"}, "TorchScript"),
                  "script_1_0.pt": ({"m/version": b"1\n", "m/model.json": b"{}"}, "TorchScript archive, as torch wrote before 1.4"),
                  "package.pt": ({"p/.data/extern_modules": b"", "p/m/model.pkl": b"\x80\2N."}, "torch.package"),
-                 "export.pt2": ({"e/archive_format": b"pt2", "e/models/model.json": b"{}"}, "torch.export")}
+                 "export.pt2": ({"e/archive_format": b"pt2", "e/archive_version": b"0", "e/.data/version": b"6\n"}, "torch.export without a model")}
         for name, (records, text) in cases.items():
             with zipfile.ZipFile(self.work / name, "w") as out:
                 for record, content in records.items():

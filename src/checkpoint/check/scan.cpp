@@ -21,9 +21,11 @@
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/tree_json.h"
 #include "checkpoint/read/zstd.h"
+#include "format/exported/exported.h"
 #include "format/pickle/scan.h"
 #include "format/safetensors/safetensors.h"
 #include "format/torch/rebuild.h"
+#include "format/torch/records.h"
 #include "format/torch/stream.h"
 #include "format/torch/torch_file.h"
 #include "format/zip/zip.h"
@@ -353,14 +355,15 @@ class Scan {
   // Storages are raw; anything else may be a pickle of its own.
   void archive(const zip::Archive& archive, const Source& source, const std::string& where,
                int depth) {
-    const std::string_view other = torch_file::other_kind(archive);
-    if (!other.empty()) {
-      problem(Error(ErrorCode::unsupported,
-                    std::string(other) + ", whose own program is not looked into"),
-              where);
-    }
+    for (const std::string& program : torch_file::programs_in(archive))
+      problem(Error(ErrorCode::unsupported, program), where);
+    const bool is_exported = torch_file::kind_of(archive) == torch_file::ArchiveKind::exported;
+    std::set<std::string> pickled;
+    guarded(where, [&] {
+      if (is_exported) pickled = exported::pickled_entries(archive);
+    });
     for (const zip::Entry& entry : archive.entries()) {
-      const Said said = said_by(entry.name);
+      Said said = pickled.contains(entry.name) ? Said::pickle : said_by(entry.name);
       const std::string inside = where + ":" + entry.name;
       // By its CRC-32, and what is deflated as it was.
       const bool is_read = entry.deflated || lowered(entry.name).ends_with(".pkl");
@@ -368,7 +371,8 @@ class Scan {
                              : slice_source(source, entry.data_offset, entry.size);
       if (said == Said::nothing && torch_file::is_raw(entry.name) &&
           !begins(head_of<kNumpy.size()>(*bytes), kNumpy)) {
-        continue;  // numpy takes any name
+        if (!is_exported) continue;  // numpy takes any name
+        said = Said::elements;       // a table of the archive says whether it is a pickle
       }
       guarded(inside, [&] { any(bytes, inside, said, depth + 1); });
     }

@@ -33,7 +33,7 @@ struct KindRow {
 };
 
 // In the order of CheckpointKind.
-inline constexpr std::array<KindRow, 9> kKinds = {{
+inline constexpr std::array<KindRow, 10> kKinds = {{
     {CheckpointKind::dcp, "dcp", "", {}, true, true, true, false},
     {CheckpointKind::torch_file, "torch", "model.pt", kTorchEnds, true, true, false, false},
     {CheckpointKind::safetensors, "safetensors", "model.safetensors", kSafetensorsEnds, true, true,
@@ -44,6 +44,7 @@ inline constexpr std::array<KindRow, 9> kKinds = {{
     {CheckpointKind::olmo_local, "olmo-local", "", {}, true, true, true, true},
     {CheckpointKind::rank_files, "rank-files", "", {}, false, false, true, false},
     {CheckpointKind::torchscript, "torchscript", "model.pt", {}, false, false, false, false},
+    {CheckpointKind::exported, "exported", "model.pt2", {}, false, false, false, false},
 }};
 
 // Throws `invalid_argument` for an option that was given and that a checkpoint of this kind has no

@@ -22,6 +22,7 @@
 #include "checkpoint/read/guard.h"
 #include "checkpoint/read/select.h"
 #include "checkpoint/read/side_file.h"
+#include "format/exported/exported.h"
 #include "format/pickle/pickle.h"
 #include "format/safetensors/index.h"
 #include "format/sharded/sharded.h"
@@ -456,18 +457,28 @@ Checkpoint open_as_pickled(const Location& where, OpenOptions options) {
 
 namespace {
 
-// The tree of a file of torch.save or, where that is none, of an archive of TorchScript.
+template <class Read>
+void take(CheckpointKind kind, Read read, Checkpoint& checkpoint) {
+  checkpoint.kind = kind;
+  checkpoint.root = std::move(read.tree);
+  for (std::string& note : read.notes) checkpoint.warnings.push_back(std::move(note));
+}
+
+// The tree of a file of torch.save or, where that is none, of an archive of TorchScript or of
+// torch.export.
 void read_torch(const std::shared_ptr<const ByteSource>& file, const OpenOptions& options,
                 Checkpoint& checkpoint) {
   try {
     checkpoint.root = read_torch_tree(file, checkpoint.path, options, checkpoint.warnings);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
-    auto script = torch_file::read_script(file);
-    if (!script) throw;
-    checkpoint.kind = CheckpointKind::torchscript;
-    checkpoint.root = std::move(script->tree);
-    for (std::string& note : script->notes) checkpoint.warnings.push_back(std::move(note));
+    if (auto script = torch_file::read_script(file)) {
+      take(CheckpointKind::torchscript, *std::move(script), checkpoint);
+    } else if (auto models = exported::read(file)) {
+      take(CheckpointKind::exported, *std::move(models), checkpoint);
+    } else {
+      throw;
+    }
   }
 }
 

@@ -175,7 +175,8 @@ UploadOptions upload_options(const CopyOptions& options) {
 
 bool has_no_marker(CheckpointKind kind) {
   return is_one_of(kind, CheckpointKind::safetensors, CheckpointKind::torch_file,
-                   CheckpointKind::rank_files, CheckpointKind::torchscript);
+                   CheckpointKind::rank_files, CheckpointKind::torchscript,
+                   CheckpointKind::exported);
 }
 
 // Copies are of bytes, so a checkpoint that this library cannot read is copied all the same, also

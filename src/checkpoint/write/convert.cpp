@@ -161,6 +161,7 @@ void write_target(ConvertJob& job) {
       break;
     case CheckpointKind::rank_files:
     case CheckpointKind::torchscript:
+    case CheckpointKind::exported:
       break;  // has no destination
   }
   if (job.appears_whole) job.counters.add(job.checks->read_rest(job.threads, job.meter.stop()));

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -10,8 +9,8 @@
 #include "base/numbers.h"
 #include "base/text.h"
 #include "format/pickle/pickle.h"
-#include "format/pickle/text.h"
 #include "format/torch/rebuild.h"
+#include "format/torch/records.h"
 #include "format/torch/script.h"
 #include "format/torch/stream.h"
 #include "format/torch/torch_file.h"
@@ -23,12 +22,8 @@ namespace {
 
 using Kind = Value::Kind;
 
-constexpr std::uint64_t kTextCap = 64;        // bytes of version and byteorder
-constexpr std::uint64_t kNewestVersion = 10;  // of the archive format, as PyTorch reads
-constexpr std::size_t kNameCap = 4096;        // bytes of an entry's name
 constexpr std::uint64_t kTarMagicOffset = 257;
-constexpr std::uint64_t kCodeCap = 16U << 20U;            // bytes of a file of TorchScript's code
-constexpr std::string_view kConstants = "constants.pkl";  // only TorchScript's archives have it
+constexpr std::uint64_t kCodeCap = 16U << 20U;  // bytes of a file of TorchScript's code
 
 // The shard lists of F-04: what a ShardedTensor says of all ranks.
 constexpr std::array<pickle::SkipRule::Attribute, 3> kShardLists = {{
@@ -42,13 +37,6 @@ constexpr std::array<std::string_view, 3> kShardClasses = {
     "torch device",
 };
 
-// Zip archives of PyTorch that torch.save did not write, by the record that each has.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kOthers = {{
-    {kConstants, "a TorchScript archive"},
-    {"model.json", "a TorchScript archive, as torch wrote before 1.4"},
-    {".data/extern_modules", "an archive of torch.package"},
-    {"archive_format", "an archive of torch.export"},
-}};
 constexpr std::uint64_t kDirectoryReach = 1 << 20;  // bytes at the end in which they are looked for
 
 // Says what a file is that is not a readable zip archive; returns when it has nothing better to
@@ -73,16 +61,9 @@ void explain_other_format(const ByteSource& source) {
 void explain_other_archive(const ByteSource& source) {
   std::string end(std::min(source.size(), kDirectoryReach), '\0');
   source.read_at(source.size() - end.size(), std::as_writable_bytes(std::span(end)));
-  for (const auto& [record, kind] : kOthers) {
-    if (end.find("/" + std::string(record)) != std::string::npos)
-      throw Error(ErrorCode::unsupported, std::string(kind)).at_path(source.name());
-  }
-}
-
-// With the slash; empty: none.
-std::string folder_of(const std::string& record) {
-  const std::size_t slash = record.find('/');
-  return slash == std::string::npos ? "" : record.substr(0, slash + 1);
+  const ArchiveKind kind = kind_by_names(end);
+  if (kind != ArchiveKind::torch_save)
+    throw Error(ErrorCode::unsupported, std::string(describe(kind))).at_path(source.name());
 }
 
 // None: the file begins as a stream does.
@@ -123,25 +104,24 @@ struct Pickled {
   std::string_view record, storages;
 };
 constexpr Pickled kData{"data.pkl", "data/"};
+constexpr Pickled kConstants{"constants.pkl", "constants/"};
 
 class Reader {
  public:
   Reader(zip::Archive archive, const ReadOptions& wanted, const Pickled& pickled = kData,
-         bool is_script = false)
-      : archive_(std::move(archive)), wanted_(wanted), pickled_(pickled) {
-    find_root();
-    check_records(is_script);
+         ArchiveKind kind = ArchiveKind::torch_save)
+      : records_(std::move(archive)), wanted_(wanted), pickled_(pickled) {
+    require_kind(kind);
+    records_.require_readable();
   }
 
   Value run() { return unpickle(read_pickle()); }
   Tensor run_item();
 
  private:
-  [[nodiscard]] const zip::Entry& pickle_entry() const {
-    return *archive_.find(root_ + std::string(pickled_.record));
-  }
+  [[nodiscard]] const zip::Entry& pickle_entry() const { return *records_.find(pickled_.record); }
   [[nodiscard]] std::vector<std::byte> read_pickle() const {
-    return archive_.read(pickle_entry(), kPickleCap);
+    return records_.archive().read(pickle_entry(), kPickleCap);
   }
 
   Value unpickle(const std::vector<std::byte>& bytes) {
@@ -153,41 +133,23 @@ class Reader {
       }
       return std::move(parsed.value);
     } catch (Error& error) {
-      throw error.at_path(name() + ":" + pickle_entry().name);
+      throw error.at_path(records_.name() + ":" + pickle_entry().name);
     }
   }
 
-  [[nodiscard]] const std::string& name() const { return archive_.source()->name(); }
-  [[noreturn]] void fail(ErrorCode code, std::string what) const {
-    throw Error(code, std::move(what)).at_path(name());
-  }
-
   pickle::ReadOptions options();
-  void find_root();
-  void require_entry(const zip::Entry& entry) const;
-  void check_records(bool is_script) const;
-  void require_version() const;
-  [[nodiscard]] std::uint64_t parse_version(const std::string& version) const;
-  void require_byte_order() const;
-  [[nodiscard]] std::string text(std::string_view record) const;
+  void require_kind(ArchiveKind kind) const;
   Value load_storage(const Value& id);
   void keep(LastItem& last, std::vector<std::byte> pickle, const Tensor& tensor) const;
   [[nodiscard]] std::optional<Tensor> again(const LastItem& last) const;
   [[nodiscard]] const zip::Entry& record_of(const StorageId& id) const;
 
-  zip::Archive archive_;
+  Records records_;
   ReadOptions wanted_;
   const Pickled pickled_;
-  std::string root_;                                 // with the slash
   std::unordered_map<std::string, Value> storages_;  // by key
   IdStrings id_strings_;
 };
-
-// Whether this is the folder of an archive as torch writes it: one name and a slash.
-bool is_folder(std::string_view root) {
-  return !is_one_of(root, "", "/", "./", "../") &&
-         root.find_first_of(std::string_view("\\\0", 2)) == std::string_view::npos;
-}
 
 // Whether a leaf stands for what a later id of this class means. Views of two types may share a
 // storage that holds nothing: torch compares types of addresses.
@@ -210,81 +172,19 @@ pickle::ReadOptions Reader::options() {
   return options;
 }
 
-// All records lie in one folder, which the first one names.
-void Reader::find_root() {
-  if (archive_.entries().empty())
-    fail(ErrorCode::corrupt, "a zip archive without entries, expected torch.save's");
-  const std::string& first = archive_.entries().front().name;
-  root_ = folder_of(first);
-  if (!is_folder(root_)) {
-    fail(ErrorCode::corrupt, "zip entry '" + first + "' is not in a folder of torch.save");
+void Reader::require_kind(ArchiveKind kind) const {
+  if (records_.kind() != kind)
+    throw Error(ErrorCode::unsupported, std::string(describe(records_.kind())))
+        .at_path(records_.name());
+  if (records_.find(pickled_.record) == nullptr) {
+    throw Error(ErrorCode::corrupt, "a zip archive without " + std::string(pickled_.record) +
+                                        ": not written by torch.save")
+        .at_path(records_.name());
   }
-  for (const zip::Entry& entry : archive_.entries()) require_entry(entry);
-}
-
-void Reader::require_entry(const zip::Entry& entry) const {
-  if (entry.name.size() > kNameCap) {
-    fail(ErrorCode::limit,
-         "a zip entry with a name of " + std::to_string(entry.name.size()) + " bytes");
-  }
-  try {
-    pickle::require_utf8(entry.name);
-  } catch (Error& error) {
-    throw error.at_path(name());
-  }
-  if (!entry.name.starts_with(root_)) {
-    fail(ErrorCode::corrupt,
-         "zip entry '" + entry.name + "' is outside of the folder '" + root_ + "'");
-  }
-}
-
-std::string Reader::text(std::string_view record) const {
-  const zip::Entry* entry = archive_.find(root_ + std::string(record));
-  if (entry == nullptr) return {};
-  const std::vector<std::byte> bytes = archive_.read(*entry, kTextCap);
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-void Reader::require_version() const {
-  std::string version = text("version");
-  if (version.empty()) version = text(".data/version");
-  while (version.ends_with('\n')) version.pop_back();
-  const std::uint64_t number = parse_version(version);
-  if (number == 0 || number > kNewestVersion) {
-    fail(ErrorCode::unsupported, "archive version " + version + ", versions 1 to 10 are read");
-  }
-}
-
-std::uint64_t Reader::parse_version(const std::string& version) const {
-  std::uint64_t number = 0;
-  const char* const last = version.data() + version.size();
-  const auto [end, problem] = std::from_chars(version.data(), last, number);
-  if (problem != std::errc() || end != last) {
-    fail(ErrorCode::corrupt, "the archive's version is '" + version + "', expected a number");
-  }
-  return number;
-}
-
-void Reader::require_byte_order() const {
-  const std::string order = text("byteorder");
-  if (order == "big") fail(ErrorCode::unsupported, "a big-endian archive");
-  if (!is_one_of(order, "", "little"))
-    fail(ErrorCode::corrupt, "the archive's byteorder is '" + order + "'");
-}
-
-void Reader::check_records(bool is_script) const {
-  const std::string_view other = other_kind(archive_);
-  if (!other.empty() && !is_script) fail(ErrorCode::unsupported, std::string(other));
-  if (archive_.find(root_ + std::string(pickled_.record)) == nullptr) {
-    fail(ErrorCode::corrupt,
-         "a zip archive without " + std::string(pickled_.record) + ": not written by torch.save");
-  }
-  require_version();
-  require_byte_order();
 }
 
 const zip::Entry& Reader::record_of(const StorageId& id) const {
-  const zip::Entry* entry = archive_.find(root_ + std::string(pickled_.storages) + id.key);
+  const zip::Entry* entry = records_.find(std::string(pickled_.storages) + id.key);
   if (entry == nullptr) corrupt("storage '" + id.key + "' has no record");
   if (entry->deflated) throw Error(ErrorCode::unsupported, "storage '" + id.key + "' is deflated");
   const std::size_t element = size_of(id.kept.dtype);
@@ -306,7 +206,7 @@ Value Reader::load_storage(const Value& id) {
   }
   const zip::Entry& entry = record_of(parsed);
   Storage storage;
-  storage.source = archive_.source();
+  storage.source = records_.archive().source();
   storage.offset = entry.data_offset;
   storage.size = entry.size;
   storage.crc32 = entry.crc32;
@@ -328,10 +228,10 @@ void Reader::keep(LastItem& last, std::vector<std::byte> pickle, const Tensor& t
 
 // The tensor of the same pickle over this archive's record; none where that has another size.
 std::optional<Tensor> Reader::again(const LastItem& last) const {
-  const zip::Entry* entry = archive_.find(root_ + "data/" + last.key);
+  const zip::Entry* entry = records_.find("data/" + last.key);
   Storage storage = *last.tensor.pieces[0].storage;
   if (entry == nullptr || entry->size != storage.size) return std::nullopt;
-  storage.source = archive_.source();
+  storage.source = records_.archive().source();
   storage.offset = entry->data_offset;
   storage.crc32 = entry->crc32;
   Tensor tensor = last.tensor;
@@ -345,21 +245,12 @@ Tensor Reader::run_item() {
   if (!pickle.empty() && pickle == last.pickle) {
     if (std::optional<Tensor> tensor = again(last)) return *std::move(tensor);
   }
-  Tensor tensor = tensor_of_item(unpickle(pickle), name());
+  Tensor tensor = tensor_of_item(unpickle(pickle), records_.name());
   keep(last, std::move(pickle), tensor);
   return tensor;
 }
 
 }  // namespace
-
-std::string_view other_kind(const zip::Archive& archive) {
-  if (archive.entries().empty()) return {};
-  const std::string root = folder_of(archive.entries().front().name);
-  for (const auto& [record, kind] : kOthers) {
-    if (archive.find(root + std::string(record)) != nullptr) return kind;
-  }
-  return {};
-}
 
 bool is_raw(std::string_view record) {
   const std::size_t slash = record.find('/');
@@ -377,29 +268,23 @@ Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options)
 }
 
 std::optional<Script> read_script(const std::shared_ptr<const ByteSource>& source) {
-  std::array<std::byte, 2> start{};
-  if (source->size() < start.size()) return std::nullopt;
-  source->read_at(0, start);
-  if (std::memcmp(start.data(), "PK", start.size()) != 0) return std::nullopt;
-  std::optional<zip::Archive> archive;
-  try {
-    archive.emplace(source, zip::Deflated::allow);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported) throw;
-    return std::nullopt;
-  }
-  if (archive->entries().empty()) return std::nullopt;
-  const std::string root = folder_of(archive->entries().front().name);
-  for (const std::string_view record : {kConstants, kData.record})  // those for phones have one
-    if (archive->find(root + std::string(record)) == nullptr) return std::nullopt;
-  const Value data = Reader(*archive, {}, kData, true).run();
-  const Value constants = Reader(*archive, {}, {kConstants, "constants/"}, true).run();
-  return script_of(data, constants, [&](const std::string& module) -> std::string {
-    const zip::Entry* code = archive->find(root + "code/" + module + ".py");
+  const auto archive = archive_of(source, {ArchiveKind::script});
+  if (!archive) return std::nullopt;
+  const Records records(*archive);
+  if (records.find(kData.record) == nullptr) return std::nullopt;  // as those for phones are
+  const Value data = Reader(*archive, {}, kData, ArchiveKind::script).run();
+  const Value constants = Reader(*archive, {}, kConstants, ArchiveKind::script).run();
+  const auto code_of = [&](const std::string& module) -> std::string {
+    const zip::Entry* code = records.find("code/" + module + ".py");
     if (code == nullptr) return {};
     const std::vector<std::byte> bytes = archive->read(*code, kCodeCap);
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-  });
+  };
+  try {
+    return script_of(data, constants, code_of);
+  } catch (Error& error) {
+    throw error.at_path(records.name());
+  }
 }
 
 Tensor read_tensor_item(std::shared_ptr<const ByteSource> item) {

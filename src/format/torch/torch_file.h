@@ -40,9 +40,6 @@ struct ReadOptions {
 // Throws `unsupported` for tars of torch before 0.1.10, TorchScript and big-endian files.
 [[nodiscard]] Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options = {});
 
-// The kind of an archive of PyTorch that torch.save did not write ("a TorchScript archive"); empty:
-// it may be one of torch.save.
-[[nodiscard]] std::string_view other_kind(const zip::Archive& archive);
 // Whether a record of an archive is a storage, or a line of text of torch's own: nobody unpickles
 // these.
 [[nodiscard]] bool is_raw(std::string_view record);
