@@ -3,8 +3,9 @@
 //   and of its AdamW after
 //                                     a step, and net.ref.pt and opt.ref.pt, their tensors by name,
 //                                     by torch::pickle_save
-//   libtorch_tool read FILE           reads a dict of tensors by torch::pickle_load; prints names,
-//   dtypes and sums
+//   libtorch_tool read FILE           reads what torch::pickle_load does; prints names, dtypes and
+//   sums of tensors, kinds of
+//                                     other values, or what the matter is (exit code 1)
 #include <algorithm>
 #include <fstream>
 #include <iostream>
@@ -110,14 +111,26 @@ int write(int seed, const std::string& folder) {
   return 0;
 }
 
+// Dicts inside of dicts have their names joined; what else there is has its kind.
+void print(const std::string& name, const c10::IValue& value) {
+  if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict()) {
+      const std::string key = item.key().isString() ? item.key().toStringRef() : "?";
+      print(name.empty() ? key : name + "." + key, item.value());
+    }
+  } else if (value.isTensor()) {
+    const torch::Tensor tensor = value.toTensor();
+    std::cout << name << " " << tensor.scalar_type() << " "
+              << tensor.to(torch::kComplexDouble).sum() << "\n";
+  } else {
+    std::cout << name << " " << value.tagKind() << "\n";
+  }
+}
+
 int read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
-  for (const auto& item : torch::pickle_load(bytes).toGenericDict()) {
-    const torch::Tensor tensor = item.value().toTensor();
-    std::cout << item.key().toStringRef() << " " << tensor.scalar_type() << " "
-              << tensor.to(torch::kComplexDouble).sum() << "\n";
-  }
+  print("", torch::pickle_load(bytes));
   return 0;
 }
 
@@ -126,7 +139,12 @@ int read(const std::string& path) {
 int main(int argc, char** argv) {
   const std::string verb = argc > 2 ? argv[1] : "";
   if (verb == "write" && argc == 4) return write(std::stoi(argv[2]), argv[3]);
-  if (verb == "read") return read(argv[2]);
+  try {
+    if (verb == "read") return read(argv[2]);
+  } catch (const std::exception& failure) {
+    std::cerr << failure.what() << "\n";
+    return 1;
+  }
   std::cerr << "libtorch_tool write SEED FOLDER | read FILE\n";
   return 2;
 }

@@ -75,6 +75,32 @@ def test_an_optimizer_of_cpp_goes_on_in_python(tmp_path):
     optimizer.step()
 
 
+def by_pickle_load(path):
+    """What C++ prints of the file: the first word of each line is a name, the second a dtype or a kind."""
+    return subprocess.run([TOOL, "read", str(path)], capture_output=True, text=True, check=False)
+
+
+def test_pickle_load_takes_plain_dicts_and_no_ordered_ones(tmp_path):
+    """docs/formats/torchscript.md says so to whoever converts for C++."""
+    weights = nn.Linear(2, 2).state_dict()
+    for plain in (dict(weights), {"model": dict(weights), "step": 7, "names": ["a"], "state": {"deep": {"n": 0.5}}}):
+        torch.save(plain, tmp_path / "plain.pt")
+        tessera("convert", tmp_path / "plain.pt", tmp_path / "dcp", "--to", "dcp", "--overwrite")
+        tessera("convert", tmp_path / "dcp", tmp_path / "back.pt", "--overwrite")
+        done = by_pickle_load(tmp_path / "back.pt")
+        assert done.returncode == 0, done.stderr
+        prefix = "model." if "model" in plain else ""
+        assert f"{prefix}weight Float" in done.stdout and f"{prefix}bias Float" in done.stdout
+        if prefix:
+            assert "step Int" in done.stdout and "names GenericList" in done.stdout and "state.deep.n Double" in done.stdout
+    for ordered in (weights, {"model": weights}):
+        torch.save(ordered, tmp_path / "ordered.pt")
+        for only in ([], ["--only=model"] if "model" in ordered else ["--only=weight"]):
+            tessera("convert", tmp_path / "ordered.pt", tmp_path / "back.pt", "--overwrite", *only)
+            done = by_pickle_load(tmp_path / "back.pt")
+            assert done.returncode == 1 and "Expected GenericDict but got None" in done.stderr
+
+
 class Odd(nn.Module):
     """What a module of TorchScript may hold besides."""
 
