@@ -103,8 +103,8 @@ Nothing is run or imported here.
 Every pickle is scanned: archives and streams of torch.save, bare pickles, those inside of others,
 .metadata and each item of a distributed checkpoint, and the archives in a safetensors file's
 tessera.tree. The exit code is 0 if all names are vetted or allowed and everything could be read, 1
-if a name is dangerous or unknown, 3 if something could not be scanned: damage, and what Python may
-read and Tessera does not.
+if a name is dangerous or unknown, 3 if something could not be scanned: damage, programs in archives
+of TorchScript and torch.export, and what Python may read and Tessera does not.
 
 Examples:
   tessera scan downloaded.pt

@@ -195,6 +195,14 @@ class HostileArchives(unittest.TestCase):
             self.assertEqual(done.returncode, 1, (record, done.stdout, done.stderr))
             self.assertIn("posix.system", done.stdout)
             self.assertIn("models/m.json, which torch.export.load evaluates", done.stderr)
+        # A record of another kind hides nothing.
+        path = self.export({"m": "w"})
+        with zipfile.ZipFile(path, "a") as out:
+            out.writestr("m/data/constants/opaque_obj_0", run)
+            out.writestr("m/constants.pkl", pickled(b")"))
+        done = tessera("scan", path)
+        self.assertEqual(done.returncode, 1, (done.stdout, done.stderr))
+        self.assertIn("posix.system", done.stdout)
         path = self.script(module([("w", tensor())]), {"code/__torch__.py": b"class Module(Module):\n"})
         done = tessera("scan", path)
         self.assertIn("code/__torch__.py, which torch.jit.load compiles", done.stderr)

@@ -357,10 +357,11 @@ class Scan {
                int depth) {
     for (const std::string& program : torch_file::programs_in(archive))
       problem(Error(ErrorCode::unsupported, program), where);
-    const bool is_exported = torch_file::kind_of(archive) == torch_file::ArchiveKind::exported;
+    // Whichever kind it is first: torch.export.load asks for its own records alone.
+    const bool is_other = torch_file::kind_of(archive) != torch_file::ArchiveKind::torch_save;
     std::set<std::string> pickled;
     guarded(where, [&] {
-      if (is_exported) pickled = exported::pickled_entries(archive);
+      if (is_other) pickled = exported::pickled_entries(archive);
     });
     for (const zip::Entry& entry : archive.entries()) {
       Said said = pickled.contains(entry.name) ? Said::pickle : said_by(entry.name);
@@ -371,8 +372,8 @@ class Scan {
                              : slice_source(source, entry.data_offset, entry.size);
       if (said == Said::nothing && torch_file::is_raw(entry.name) &&
           !begins(head_of<kNumpy.size()>(*bytes), kNumpy)) {
-        if (!is_exported) continue;  // numpy takes any name
-        said = Said::elements;       // a table of the archive says whether it is a pickle
+        if (!is_other) continue;  // numpy takes any name
+        said = Said::elements;    // a table of the archive says whether it is a pickle
       }
       guarded(inside, [&] { any(bytes, inside, said, depth + 1); });
     }

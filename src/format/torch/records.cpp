@@ -103,8 +103,10 @@ std::vector<std::string> programs_in(const zip::Archive& archive) {
       if (count++ == 0) first = printable(entry.name.substr(root.size()), 200);
     }
     if (count == 0) continue;
-    const std::string more = count > 1 ? " and " + std::to_string(count - 1) + " more" : "";
-    lines.push_back(start + ": " + first + more + ", " + std::string(program.what));
+    std::string& line = lines.emplace_back(start);
+    line.append(": ").append(first);
+    if (count > 1) line.append(" and ").append(std::to_string(count - 1)).append(" more");
+    line.append(", ").append(program.what);
   }
   if (lines.empty()) lines.push_back(start);
   return lines;
