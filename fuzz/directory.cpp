@@ -79,7 +79,8 @@ void require_kind(std::optional<CheckpointKind> told, const Checkpoint& opened) 
   if (!told) {
     const bool is_other =
         opened.kind == CheckpointKind::dcp || opened.kind == CheckpointKind::safetensors ||
-        opened.kind == CheckpointKind::torch_file || opened.kind == CheckpointKind::rank_files;
+        opened.kind == CheckpointKind::torch_file || opened.kind == CheckpointKind::rank_files ||
+        opened.kind == CheckpointKind::torchscript || opened.kind == CheckpointKind::exported;
     return require(is_other, "none of OLMo's kinds is opened as " + kind);
   }
   if (*told == CheckpointKind::olmo_legacy)

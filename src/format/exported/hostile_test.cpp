@@ -155,7 +155,9 @@ TEST(ExportedHostile, A25JsonThatIsHuge) {
   for (int i = 0; i < 100'001; ++i) many += ",0";
   expect_refused(entry("\"layout\": 7", "\"layout\": 7, \"x\": [" + many + "]"), ErrorCode::limit);
   Text archive = records("");
-  replace(archive, "data/weights/model_weights_config.json", std::string(100'000'001, ' '));
+  std::string blanks;
+  blanks.resize(100'000'001, ' ');
+  replace(archive, "data/weights/model_weights_config.json", blanks);
   EXPECT_EQ(refusal_of(archive).code, ErrorCode::limit);
 }
 
@@ -219,6 +221,9 @@ TEST(ExportedHostile, A30ArchivesWithoutAModelAndOfOtherVersions) {
     replace(other, record, content);
     EXPECT_EQ(refusal_of(other).code, ErrorCode::unsupported) << record;
   }
+  Text compiled = without(good, "models/model.json");
+  compiled.emplace_back("data/aotinductor/model/wrapper.so", "");
+  EXPECT_EQ(refusal_of(compiled).code, ErrorCode::unsupported);
   Text unnamed = without(good, "models/model.json");
   unnamed.emplace_back("models/.json", "{}");
   EXPECT_EQ(refusal_of(unnamed).code, ErrorCode::corrupt);

@@ -87,10 +87,9 @@ class Reader {
       names.emplace_back(name);
     }
     if (names.empty()) {
-      fail(ErrorCode::unsupported, std::string("an archive of torch.export without a model") +
-                                       (has_compiled() ? ": what AOTInductor compiled has its "
-                                                         "weights where only its code finds them"
-                                                       : ""));
+      fail(ErrorCode::unsupported,
+           std::string("an archive of torch.export without a model") +
+               (has_compiled() ? ": what AOTInductor compiled is not read" : ""));
     }
     return names;
   }
