@@ -108,7 +108,7 @@ class Reader {
       const std::string old = std::string(part.folder) + name + ".pt";
       const std::string table = std::string(part.folder) + name + std::string(part.table);
       if (records_.find(old) != nullptr) {
-        add_saved(old);  // before torch 2.9
+        add_saved(old);  // before there were tables
       } else if (const zip::Entry* entry = records_.find(table)) {
         add_table(part, *entry);
       } else {

@@ -62,7 +62,7 @@ TEST(Exported, ViewsShareTheirStorage) {
   EXPECT_EQ(tree.at("none").as_tensor().shape, (Shape{0, 3}));
 }
 
-// As torch 2.8 wrote, and 2.7.
+// As torch wrote before there were tables, and as torch 2.7 did.
 TEST(Exported, StateDictsOfOlderArchivesAreThoseOfTorchSave) {
   const std::string now = render(golden("net").tree, 1 << 20);
   for (const char* name : {"old", "older"})

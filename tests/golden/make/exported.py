@@ -60,8 +60,8 @@ def expected(path):
     return {name: {**program.state_dict, **program.constants} for name, program in load_pt2(str(path)).exported_programs.items()}
 
 
-def save_as_before_2_9(path, to):
-    """The state dict and the constants by torch.save, as torch 2.8 had them; 2.13 reads both."""
+def save_without_tables(path, to):
+    """The state dict and the constants by torch.save, as torch had them before there were tables; 2.13 reads both."""
     reader = PT2ArchiveReader(str(path))
     with PT2ArchiveWriter(str(to)) as writer:
         for name in reader.get_file_names():
@@ -94,5 +94,5 @@ if __name__ == "__main__":
     torch.export.save(made["net"], "net.pt2")
     torch.export.save(made["forms"], "forms.pt2")
     package_pt2("two.pt2", exported_programs={"a": made["net"], "b": made["net"]})
-    save_as_before_2_9("net.pt2", "old.pt2")
+    save_without_tables("net.pt2", "old.pt2")
     save_as_before_2_8("net.pt2", "older.pt2")
