@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "storage/http/pages.h"
 #include "storage/http/pieces.h"
 #include "storage/http/uri.h"
 #include "storage/s3/s3_sink.h"

@@ -6,6 +6,7 @@
 
 #include "conformance/errors.h"
 #include "conformance/loopback_server.h"
+#include "storage/http/pages.h"
 #include "storage/http/uri.h"
 #include "storage/s3/bucket.h"
 #include "storage/s3/s3_store.h"
@@ -102,13 +103,13 @@ TEST_F(HostileServer, H08ListingsWithoutEnd) {
   EXPECT_EQ(code_of([&] { (void)circle.list(); }), ErrorCode::corrupt);
   EXPECT_EQ(server_->requests(), 3);
 
-  s3::Pages pages("objects", "s3://b");
+  Pages pages("objects", "s3://b");
   const auto turn_all = [&] {
-    for (std::size_t i = 0; i <= s3::Pages::kMostPages; ++i) pages.turn(std::to_string(i), 0);
+    for (std::size_t i = 0; i <= Pages::kMostPages; ++i) pages.turn(std::to_string(i), 0);
   };
   EXPECT_EQ(code_of(turn_all), ErrorCode::limit);
-  s3::Pages large("objects", "s3://b");
-  large.turn("a", s3::Pages::kMostEntries);
+  Pages large("objects", "s3://b");
+  large.turn("a", Pages::kMostEntries);
   EXPECT_EQ(code_of([&] { large.turn("b", 1); }), ErrorCode::limit);
 }
 
