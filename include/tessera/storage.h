@@ -73,7 +73,7 @@ class Store {
 [[nodiscard]] std::shared_ptr<Store> memory_store(std::string name = "memory");
 // A local directory. The first create makes it and its parents. A URL is `unsupported`.
 [[nodiscard]] std::shared_ptr<Store> posix_store(const std::string& directory);
-// The directory of a path or URL: file, s3, r2, weka, gs, http(s); docs/guide/object-stores.md.
+// The directory of a path or URL: file, s3, r2, weka, gs, hf, http(s); docs/guide/object-stores.md.
 [[nodiscard]] std::shared_ptr<Store> open_store(const std::string& path_or_url);
 
 // Writes a small object whole: create, write_at, commit.

@@ -12,6 +12,8 @@
 #include "storage/http/http_store.h"
 #include "storage/http/shared_library.h"
 #include "storage/http/uri.h"
+#include "storage/hub/hub_store.h"
+#include "storage/hub/hub_url.h"
 #include "storage/s3/s3_store.h"
 #include "storage/s3/sigv4.h"
 #endif
@@ -19,7 +21,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kFile = "file";
+constexpr std::string_view kFile = "file", kHub = "hf";
 
 enum class Which : std::uint8_t { itself, above };
 
@@ -75,10 +77,17 @@ std::shared_ptr<Store> open_on_web(const std::string& url, Client client) {
   above.path = path.above;
   return http_store(above, std::move(client), {decoded(path.last), path.last});
 }
-constexpr std::array<Scheme, 6> kSchemes{{{"s3", open_bucket, open_in_bucket},
+std::shared_ptr<Store> open_on_hub(const std::string& url, Client client) {
+  return hub::hub_store(hub::parse_hub_url(url), std::move(client));
+}
+std::shared_ptr<Store> open_above_on_hub(const std::string& url, Client client) {
+  return hub::hub_store(hub::above(hub::parse_hub_url(url)), std::move(client));
+}
+constexpr std::array<Scheme, 7> kSchemes{{{"s3", open_bucket, open_in_bucket},
                                           {"r2", open_bucket, open_in_bucket},
                                           {"weka", open_bucket, open_in_bucket},
                                           {"gs", open_bucket, open_in_bucket},
+                                          {kHub, open_on_hub, open_above_on_hub},
                                           {"http", open_web, open_on_web},
                                           {"https", open_web, open_on_web}}};
 
@@ -101,7 +110,8 @@ void prepare_remote(const Scheme& scheme) {
 struct Scheme {
   std::string_view name;
 };
-constexpr std::array<Scheme, 6> kSchemes{{{"s3"}, {"r2"}, {"weka"}, {"gs"}, {"http"}, {"https"}}};
+constexpr std::array<Scheme, 7> kSchemes{
+    {{"s3"}, {"r2"}, {"weka"}, {"gs"}, {kHub}, {"http"}, {"https"}}};
 
 void prepare_remote(const Scheme& /*scheme*/) {}
 
@@ -154,8 +164,16 @@ std::shared_ptr<Store> open_store(const std::string& path_or_url) {
   return open_by_scheme(path_or_url, Which::itself);
 }
 
+bool is_read_only(std::string_view path) {
+  return is_web(path) || scheme_of(path) == kHub;
+}
+
 std::string last_name(const std::string& url) {
 #ifdef TESSERA_REMOTE
+  if (scheme_of(url) == kHub) {
+    const hub::HubUrl place = hub::parse_hub_url(url);
+    return place.names_directory ? std::string() : place.path.substr(place.path.rfind('/') + 1);
+  }
   const std::string last = divided(parsed(url).path).last;
   return is_web(url) ? decoded(last) : last;
 #else

@@ -42,8 +42,11 @@ inline constexpr std::string_view kWorkMark = "-tmp-", kOldMark = ".old-";
 // Whether open_store() gives something else for it than a directory of this machine. "./s3://b" is
 // a path, and file:///b is none that is remote.
 [[nodiscard]] bool is_remote(const std::string& path);
+// Whether it is a URL of a store in which nobody writes: a web server's, or the Hugging Face Hub's.
+[[nodiscard]] bool is_read_only(std::string_view path);
 // What the last part of a URL names in the directory above: of a bucket as it is, of a web address
-// decoded, without the query. Empty where the URL ends with a slash, or names a whole bucket.
+// decoded, without the query. Empty where the URL ends with a slash, or names a whole bucket or
+// repository.
 [[nodiscard]] std::string last_name(const std::string& url);
 // The store of the directory above, in which last_name() is what `url` names: a web server is asked
 // for that as it was written. The query of a web address belongs to all names of the store.

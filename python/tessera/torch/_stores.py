@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed.checkpoint import filesystem
 
 WRITABLE = ("file", "s3", "r2", "weka", "gs")
-READABLE = (*WRITABLE, "http", "https")
+READABLE = (*WRITABLE, "hf", "http", "https")
 
 
 def is_url_of(schemes: tuple[str, ...], path: str | os.PathLike[str]) -> bool:

@@ -87,7 +87,8 @@ Location located_target(const Location& where, std::string_view file) {
   if (kind_of_file_name(name)) return object_at(where.path);
   const Location directory = located_directory(where);
   if (file.empty()) return directory;
-  const bool is_object = !name.empty() && (is_web(where.path) || !has_something(*directory.store));
+  const bool is_object =
+      !name.empty() && (is_read_only(where.path) || !has_something(*directory.store));
   return is_object ? object_at(where.path) : Location(directory.store, std::string(file));
 }
 
