@@ -156,6 +156,7 @@ Examples:
   tessera gc run/                                what killed writers left
   tessera diff checkpoint/ model.safetensors     by name, bit for bit
   tessera ls s3://bucket/run/step1000            a URL wherever there is a path
+  tessera ls hf://org/model                      of the Hugging Face Hub, headers only
 
 With --json a failure is also printed as {"error": {"code": ..., "message": ..., "path": ...}}.
 Exit codes: 0 done; 1 the answer is no (verify, scan, diff); 2 wrong usage; 3 failed.)";
