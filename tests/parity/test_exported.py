@@ -57,9 +57,9 @@ def require_same(path, expected, work):
     tessera("diff", work / "a.pt", work / "dcp")
 
 
-@pytest.mark.parametrize("name", ["net", "forms"])
+@pytest.mark.parametrize("name", ["exported/net", "exported/forms", "libtorch-2.11/net"])
 def test_models(name, tmp_path):
-    path = GOLDEN / f"exported/{name}.pt2"
+    path = GOLDEN / f"{name}.pt2"
     program = torch.export.load(path)
     require_same(path, {**program.state_dict, **program.constants}, tmp_path)
 

@@ -1,4 +1,5 @@
-"""Writes net.pt2, forms.pt2, two.pt2, old.pt2 and older.pt2 of tests/golden/exported into the current folder, by torch 2.13.
+"""Writes net.pt2, forms.pt2, two.pt2, old.pt2 and older.pt2 of tests/golden/exported into the current folder, by torch 2.13, and
+net.pt2 of tests/golden/libtorch-2.11 by that version.
 
     python exported.py
 

@@ -1,5 +1,5 @@
 // Writes net.pt, tensor.pt, vec.pt, opt.pt and pick.pt of tests/golden/libtorch into the current
-// folder, by libtorch 2.13:
+// folder, by libtorch 2.13, and opt.pt of tests/golden/libtorch-2.11 by that version:
 //   g++ -std=c++20 -I$TORCH/include -I$TORCH/include/torch/csrc/api/include libtorch.cpp
 //   -L$TORCH/lib -ltorch -ltorch_cpu -lc10
 #include <fstream>

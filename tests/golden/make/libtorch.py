@@ -1,4 +1,5 @@
-"""Writes scripted.pt and traced.pt of tests/golden/libtorch into the current folder, by torch 2.13.
+"""Writes scripted.pt and traced.pt of tests/golden/libtorch into the current folder, by torch 2.13, and those of
+tests/golden/libtorch-2.11 by that version.
 
     python libtorch.py
 """
