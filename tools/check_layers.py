@@ -33,7 +33,7 @@ HEADERS = {
     "error.h": "base", "job.h": "base", "library.h": "base",
     "layout.h": "layout",
     "io.h": "io",
-    "leaf.h": "value", "tensor_view.h": "value", "value.h": "value",
+    "leaf.h": "value", "numpy_array.h": "value", "tensor_view.h": "value", "value.h": "value",
     "location.h": "storage", "storage.h": "storage", "stores.h": "storage",
     "comm.h": "comm",
     "checkpoint.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "data_files.h": "checkpoint",

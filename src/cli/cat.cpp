@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,7 @@
 #include "cli/json_value.h"
 #include "cli/output.h"
 #include "tessera/error.h"
+#include "tessera/numpy_array.h"
 #include "value/render.h"
 
 namespace tessera::cli {
@@ -215,16 +217,26 @@ void cat_tensor(const Leaf& leaf, const Box& box, const CatArguments& options,
   }
 }
 
+// An array of numpy as the tensor of its elements; any other leaf as it is.
+Leaf with_elements(const Leaf& leaf) {
+  auto array = numpy_array(leaf.value);
+  if (!array || array->is_scalar) return leaf;
+  Leaf made = leaf;
+  made.value = Value(std::move(array->tensor));
+  return made;
+}
+
 int cat(const CatArguments& options, const Common& common) {
   const Checkpoint checkpoint = opened(options.path, options.open);
   std::string slices;
   const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
-  if (leaf.value.is(Value::Kind::tensor)) {
-    cat_tensor(leaf, box_of(slices, leaf.value.as_tensor().shape), options, common);
+  const Leaf elements = with_elements(leaf);
+  if (elements.value.is(Value::Kind::tensor)) {
+    cat_tensor(elements, box_of(slices, elements.value.as_tensor().shape), options, common);
     return kDone;
   }
   if (!slices.empty() || !options.npy.empty()) {
-    throw Error(ErrorCode::invalid_argument, "slices and --npy work on tensors only")
+    throw Error(ErrorCode::invalid_argument, "slices and --npy work on tensors and arrays only")
         .at_key(leaf.name);
   }
   cat_value(leaf, common.json);
@@ -232,11 +244,12 @@ int cat(const CatArguments& options, const Common& common) {
 }
 
 constexpr const char* kCatExamples = R"(
-Prints one line per row of the last dimension. Slices are Python's, without steps; a single index
-keeps its dimension. Only the bytes of the slice are read. Types that neither C++ nor numpy has
-(8-bit floats) are printed as bytes, and written to .npy as unsigned integers; .npy has bfloat16 as
-float32. Complex numbers are printed as 1+2j. With --json, booleans, numbers and text have JSON's
-types; inf, nan and complex numbers are strings, because JSON has no word for them.
+Prints one line per row of the last dimension, of an array of numpy as of a tensor. Slices are
+Python's, without steps; a single index keeps its dimension. Only the bytes of the slice are read.
+Types that neither C++ nor numpy has (8-bit floats) are printed as bytes, and written to .npy as
+unsigned integers; .npy has bfloat16 as float32. Complex numbers are printed as 1+2j. With --json,
+booleans, numbers and text have JSON's types; inf, nan and complex numbers are strings, because JSON
+has no word for them.
 
 Examples:
   tessera cat checkpoint/ model.norm.weight

@@ -1,20 +1,24 @@
 #include "cli/json_value.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "checkpoint/read/cast.h"
+#include "tessera/numpy_array.h"
 #include "value/children.h"
 #include "value/integer.h"
+#include "value/known.h"
 #include "value/render.h"
 
 namespace tessera::cli {
@@ -35,6 +39,16 @@ std::optional<Json> json_integer(const Integer& integer) {
   return Json(number);
 }
 
+// A scalar of numpy as the number that it is; nullopt: another value.
+std::optional<Json> json_number(const Value& value) {
+  const auto array = numpy_array(value);
+  if (!array || !array->is_scalar) return std::nullopt;
+  std::array<std::byte, 16> bytes{};
+  const DType dtype = array->tensor.dtype;
+  array->tensor.pieces.front().storage->source->read_at(0, std::span(bytes).first(size_of(dtype)));
+  return element_json(dtype, bytes.data());
+}
+
 // The JSON of a value for which it has a word: None, booleans, strings, integers of 64 bits and
 // finite reals. nullopt: any other value.
 std::optional<Json> json_scalar(const Value& value) {
@@ -50,6 +64,8 @@ std::optional<Json> json_scalar(const Value& value) {
     case Kind::real:
       if (std::isfinite(value.as_real())) return Json(value.as_real());
       return std::nullopt;
+    case Kind::object:
+      return json_number(value);
     default:
       return std::nullopt;
   }
@@ -97,6 +113,13 @@ std::optional<Json> bounded(const Value& value, std::size_t& left) {
   return Json(render(value, kLongestText));
 }
 
+// Of a global or an object.
+std::string class_of(const Value& value) {
+  if (const auto array = numpy_array(value)) return "numpy." + numpy_class(*array);
+  if (const auto known = known_value(value)) return std::string(known->type);
+  return value.is(Kind::global) ? "type" : value.as_object().name();
+}
+
 // As type(value).__name__ says it; an object's is its class.
 std::string python_type(const Value& value) {
   switch (value.kind()) {
@@ -115,9 +138,8 @@ std::string python_type(const Value& value) {
     case Kind::dict:
       return std::string(type_name(value.dict_kind()));
     case Kind::global:
-      return "type";
     case Kind::object:
-      return value.as_object().name();
+      return class_of(value);
     default: {  // "a list"
       const std::string_view described = describe(value.kind());
       return std::string(described.substr(described.find(' ') + 1));
@@ -215,6 +237,9 @@ nlohmann::ordered_json element_json(DType dtype, const std::byte* at) {
 
 void add_value(const Value& value, std::size_t most, nlohmann::ordered_json& row) {
   row["type"] = python_type(value);
+  if (const auto array = numpy_array(value); array && !array->is_scalar) {
+    row["array"] = {{"dtype", to_string(array->tensor.dtype)}, {"shape", array->tensor.shape}};
+  }
   row["value"] = json_of(value, most);
   row["text"] = render(value, most * 16);
 }

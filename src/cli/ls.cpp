@@ -13,6 +13,8 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
+#include "tessera/numpy_array.h"
+#include "value/known.h"
 #include "value/render.h"
 
 namespace tessera::cli {
@@ -40,16 +42,28 @@ std::size_t file_count(const Tensor& tensor) {
   return files.size();
 }
 
+// What a value is: "a list", "datetime.date", "numpy float64".
+std::string kind_text(const Value& value) {
+  if (const auto known = known_value(value)) return std::string(known->type);
+  return std::string(describe(value.kind()));
+}
+
+Row facts_of_value(const Leaf& leaf) {
+  const std::string name = printable_name(leaf.name);
+  const auto array = numpy_array(leaf.value);
+  if (!array) return {name, kind_text(leaf.value), render(leaf.value, 60), "", "", ""};
+  const Tensor& tensor = array->tensor;
+  return {name,
+          "numpy " + std::string(to_string(tensor.dtype)),
+          array->is_scalar ? render(leaf.value, 60) : to_string(tensor.shape),
+          array->is_scalar ? "" : std::to_string(byte_size(tensor.dtype, tensor.shape)),
+          "",
+          ""};
+}
+
 // All but the last two, which need work.
 Row facts_of(const Leaf& leaf) {
-  if (!leaf.value.is(Value::Kind::tensor)) {
-    return {printable_name(leaf.name),
-            std::string(describe(leaf.value.kind())),
-            render(leaf.value, 60),
-            "",
-            "",
-            ""};
-  }
+  if (!leaf.value.is(Value::Kind::tensor)) return facts_of_value(leaf);
   const Tensor& tensor = leaf.value.as_tensor();
   return {printable_name(leaf.name),
           std::string(to_string(tensor.dtype)),

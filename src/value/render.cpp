@@ -7,8 +7,10 @@
 #include <cstdint>
 
 #include "base/text.h"
+#include "tessera/numpy_array.h"
 #include "value/children.h"
 #include "value/integer.h"
+#include "value/known.h"
 
 namespace tessera {
 namespace {
@@ -128,6 +130,7 @@ class Renderer {
       out_ += "...";
       return;
     }
+    if (is_one_of(value.kind(), Kind::global, Kind::object) && add_known(value, depth)) return;
     if (is_container(value.kind())) {
       add_container(value, depth);
     } else {
@@ -260,6 +263,25 @@ class Renderer {
     out_ += ", " + to_string(tensor.shape) + ")";
   }
 
+  // Whether the value is of a class that everybody knows.
+  bool add_known(const Value& value, int depth) {
+    if (const auto array = numpy_array(value)) {
+      out_ += numpy_text(*array, cap_ + 1 - out_.size());
+      return true;
+    }
+    const auto known = known_value(value);
+    if (!known) return false;
+    for (const auto& part : known->parts) {
+      if (full()) break;
+      if (const auto* text = std::get_if<std::string>(&part)) {
+        out_ += *text;
+      } else {
+        add(std::get<Value>(part), depth + 1);
+      }
+    }
+    return true;
+  }
+
   void add_object(const Object& object, int depth) {
     add(object.callable, depth + 1);
     if (object.arguments.is(Kind::tuple)) {
@@ -380,6 +402,7 @@ std::string render_real(double value) {
 
 std::string key_text(const Value& key) {
   if (key.is(Kind::string)) return key.as_string();
+  if (const auto array = numpy_array(key); array && array->is_scalar) return numpy_number(*array);
   return render(key, 1000);
 }
 

@@ -16,7 +16,7 @@ TEST(Render, LooksLikePython) {
             "{'a': [1, 2.5, None], 3: (True,)}");
   EXPECT_EQ(render(Value::object({.callable = Value::global("torch", "Size"),
                                   .arguments = Value::tuple({Value::tuple({2, 3})})})),
-            "torch.Size((2, 3))");
+            "torch.Size([2, 3])");
   EXPECT_EQ(render(Value::bytes({std::byte{'a'}, std::byte{0}})), "b'a\\x00'");
   EXPECT_EQ(render(Value::complex({0, -1})), "-1j");
   EXPECT_EQ(render(Value::complex({-0.0, 1.5})), "(-0+1.5j)");

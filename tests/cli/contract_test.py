@@ -16,6 +16,8 @@ import sys
 import tempfile
 import unittest
 
+from values_test import ARRAYS, write_value
+
 RECORD = pathlib.Path(__file__).with_name("contract.json")
 ERRORS = pathlib.Path(__file__).resolve().parents[2] / "include/tessera/error.h"
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/commands.md"
@@ -54,6 +56,7 @@ def answers(work):
     shutil.copytree(GOLDEN / "checkpoints/fsdp1_uop0_ws2_legacy", olmo)
     return {
         "ls": ["ls", dcp],
+        "ls of values": ["ls", write_value(work / "values.pt", ARRAYS)],
         "stat": ["stat", dcp],
         "map": ["map", dcp],
         "verify": ["verify", dcp],

@@ -81,6 +81,9 @@ class Facts(unittest.TestCase):
                     shape, *numbers = shown.rsplit(None, 3)
                     self.assertEqual([dtype, json.loads(shape), *map(int, numbers)],
                                      [row["dtype"], row["shape"], row["bytes"], row["pieces"], row["files"]])
+                elif "array" in row:
+                    self.assertTrue(rest.startswith(f"numpy {row['array']['dtype']}"), rest)
+                    self.assertIn(str(row["array"]["shape"]), rest)
                 else:
                     self.assertIn(row["text"][:40], rest)
 

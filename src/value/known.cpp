@@ -1,0 +1,360 @@
+#include "value/known.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <numeric>
+#include <utility>
+
+#include "base/text.h"
+#include "value/integer.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr std::string_view kLowHex = "0123456789abcdef";
+
+// Builtins.
+
+KnownParts parts_of_range(const Object& object) {
+  const auto* given = call_arguments(object);
+  if (given == nullptr || given->size() != 3) return std::nullopt;
+  for (const Value& part : *given)
+    if (!part.is(Kind::integer)) return std::nullopt;
+  if (is_integer((*given)[2], 0)) return std::nullopt;
+  if (is_integer((*given)[2], 1)) return written("range(", (*given)[0], ", ", (*given)[1], ")");
+  return written("range(", (*given)[0], ", ", (*given)[1], ", ", (*given)[2], ")");
+}
+
+KnownParts parts_of_slice(const Object& object) {
+  const auto* given = call_arguments(object);
+  if (given == nullptr || given->size() != 3) return std::nullopt;
+  return written("slice(", (*given)[0], ", ", (*given)[1], ", ", (*given)[2], ")");
+}
+
+// Containers.
+
+// The largest number first, as repr does where it can compare them.
+std::vector<Value::Pair> most_common(const Value& counts) {
+  std::vector<Value::Pair> pairs = counts.pairs();
+  const bool are_numbers = std::ranges::all_of(
+      pairs, [](const Value::Pair& pair) { return small_integer(pair.second).has_value(); });
+  if (are_numbers) {
+    std::ranges::stable_sort(pairs, [](const Value::Pair& a, const Value::Pair& b) {
+      return a.second.as_integer().small > b.second.as_integer().small;
+    });
+  }
+  return pairs;
+}
+
+KnownParts parts_of_counter(const Object& object) {
+  const auto* given = call_arguments(object);
+  if (given == nullptr || given->size() != 1 || !(*given)[0].is(Kind::dict) ||
+      (*given)[0].dict_kind() != DictKind::dict)
+    return std::nullopt;
+  if ((*given)[0].size() == 0) return written("Counter()");
+  return written("Counter(", Value::dict(most_common((*given)[0])), ")");
+}
+
+// deque(), deque((), 3) and then the items, or deque([1, 2], 3). Null: there are both.
+const Value::List* items_of_deque(const Object& object) {
+  const auto& given = object.arguments.items();
+  if (given.empty()) return &object.list_items;
+  if (!is_one_of(given[0].kind(), Kind::tuple, Kind::list)) return nullptr;
+  if (object.list_items.empty()) return &given[0].items();
+  return given[0].size() == 0 ? &object.list_items : nullptr;
+}
+
+KnownParts parts_of_deque(const Object& object) {
+  if (!object.arguments.is(Kind::tuple) || object.by_new || object.keywords || object.state ||
+      !object.dict_items.empty() || object.arguments.size() > 2)
+    return std::nullopt;
+  const Value::List* items = items_of_deque(object);
+  if (items == nullptr) return std::nullopt;
+  const auto& given = object.arguments.items();
+  if (given.size() < 2 || given[1].is(Kind::none))
+    return written("deque(", Value::list(*items), ")");
+  const auto most = small_integer(given[1]);
+  if (!most || *most < 0 || std::cmp_less(*most, items->size())) return std::nullopt;
+  return written("deque(", Value::list(*items), ", maxlen=" + std::to_string(*most) + ")");
+}
+
+// Numbers.
+
+std::size_t digits_at(std::string_view text) {
+  return std::min(text.find_first_not_of("0123456789"), text.size());
+}
+
+// Takes digits off, which may be none.
+std::size_t take_digits(std::string_view& text) {
+  const std::size_t count = digits_at(text);
+  text.remove_prefix(count);
+  return count;
+}
+
+// As str(Decimal) writes it.
+bool is_decimal(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
+  if (text == "Infinity") return true;
+  if (text.starts_with("sNaN") || text.starts_with("NaN")) {
+    text.remove_prefix(text.find("NaN") + 3);
+    return digits_at(text) == text.size();
+  }
+  if (take_digits(text) == 0) return false;
+  if (text.starts_with('.')) {
+    text.remove_prefix(1);
+    if (take_digits(text) == 0) return false;
+  }
+  if (!text.starts_with('E')) return text.empty();
+  text.remove_prefix(1);
+  if (!text.starts_with('+') && !text.starts_with('-')) return false;
+  text.remove_prefix(1);
+  return take_digits(text) > 0 && text.empty();
+}
+
+KnownParts parts_of_decimal(const Object& object) {
+  const auto* given = call_arguments(object);
+  if (given == nullptr || given->size() != 1 || !(*given)[0].is(Kind::string) ||
+      !is_decimal((*given)[0].as_string()))
+    return std::nullopt;
+  return written("Decimal(", (*given)[0], ")");
+}
+
+std::optional<std::int64_t> number_of_digits(std::string_view text) {
+  const bool is_negative = text.starts_with('-');
+  const std::string_view digits = text.substr(is_negative ? 1 : 0);
+  if (digits.empty() || digits.size() > 18 || digits_at(digits) != digits.size())
+    return std::nullopt;
+  return std::stoll(std::string(text));
+}
+
+// Fraction(1, 3), or as Python up to 3.10 has it Fraction('1/3').
+KnownParts parts_of_fraction(const Object& object) {
+  const auto* given = call_arguments(object);
+  std::optional<std::int64_t> above, below;
+  if (given != nullptr && given->size() == 2) {
+    above = small_integer((*given)[0]);
+    below = small_integer((*given)[1]);
+  } else if (given != nullptr && given->size() == 1 && (*given)[0].is(Kind::string)) {
+    const std::string_view text = (*given)[0].as_string();
+    const std::size_t slash = text.find('/');
+    above = number_of_digits(text.substr(0, slash));
+    below = slash == std::string_view::npos ? 1 : number_of_digits(text.substr(slash + 1));
+  }
+  // One that is not reduced is no fraction's own.
+  if (!above || !below || *below < 1 || *above == INT64_MIN || std::gcd(*above, *below) != 1)
+    return std::nullopt;
+  return written("Fraction(" + std::to_string(*above) + ", " + std::to_string(*below) + ")");
+}
+
+// UUID.__new__(UUID), which then gets a state.
+bool is_made_uuid(const Object& object) {
+  return object.by_new && object.arguments.is(Kind::tuple) && object.arguments.size() == 0 &&
+         !object.keywords && object.list_items.empty() && object.dict_items.empty();
+}
+
+// The number of a UUID, little end first; nullopt: the state is none of one.
+std::optional<std::vector<std::byte>> bytes_of_uuid(const Value& state) {
+  const Value* number = nullptr;
+  for (const auto& [key, value] : state.pairs()) {
+    const bool is_flag = is_text(key, "is_safe") && (is_integer(value, 0) || is_integer(value, -1));
+    if (is_text(key, "int") && value.is(Kind::integer)) {
+      number = &value;
+    } else if (!is_flag) {
+      return std::nullopt;
+    }
+  }
+  if (number == nullptr) return std::nullopt;
+  std::vector<std::byte> bytes = integer_to_bytes(number->as_integer());
+  bytes.resize(std::max<std::size_t>(bytes.size(), 1));
+  const bool is_negative = (bytes.back() & std::byte{0x80}) != std::byte{0};
+  if (is_negative || bytes.size() > 17 || (bytes.size() == 17 && bytes.back() != std::byte{0}))
+    return std::nullopt;
+  bytes.resize(16);
+  return bytes;
+}
+
+KnownParts parts_of_uuid(const Object& object) {
+  if (!is_made_uuid(object) || !object.state || !object.state->is(Kind::dict)) return std::nullopt;
+  const auto bytes = bytes_of_uuid(*object.state);
+  if (!bytes) return std::nullopt;
+  std::string text;
+  for (std::size_t i = 16; i-- > 0;) {
+    const auto byte = std::to_integer<std::size_t>((*bytes)[i]);
+    text += kLowHex[byte >> 4U];
+    text += kLowHex[byte & 15U];
+    if (is_one_of(i, 12U, 10U, 8U, 6U)) text += '-';
+  }
+  return written("UUID('" + text + "')");
+}
+
+// Paths.
+
+// The parts put together as pathlib does: an absolute one begins anew.
+std::string joined_path(const std::vector<Value>& parts) {
+  std::string path;
+  for (const Value& part : parts) {
+    if (part.as_string().starts_with('/')) path.clear();
+    if (!path.empty() && !path.ends_with('/')) path += '/';
+    path += part.as_string();
+  }
+  const std::size_t slashes = std::min(path.find_first_not_of('/'), path.size());
+  std::string plain(slashes == 2 ? 2 : std::min<std::size_t>(slashes, 1), '/');
+  for (std::string_view rest = std::string_view(path).substr(slashes); !rest.empty();) {
+    const std::size_t end = std::min(rest.find('/'), rest.size());
+    const std::string_view name = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (name.empty() || name == ".") continue;
+    if (!plain.empty() && !plain.ends_with('/')) plain += '/';
+    plain += name;
+  }
+  return plain.empty() ? "." : plain;
+}
+
+bool are_strings(const std::vector<Value>& values) {
+  return std::ranges::all_of(values, [](const Value& value) { return value.is(Kind::string); });
+}
+
+KnownParts parts_of_path(const Object& object) {
+  const auto* given = call_arguments(object);
+  if (given == nullptr || !are_strings(*given)) return std::nullopt;
+  return written(object.callable.global_name() + "(", Value(joined_path(*given)), ")");
+}
+
+// Of Windows: what has a drive begins anew, which is told apart here only at the beginning.
+KnownParts parts_of_windows_path(const Object& object) {
+  const auto* given = call_arguments(object);
+  if (given == nullptr || !are_strings(*given)) return std::nullopt;
+  std::vector<Value> parts;
+  for (const Value& part : *given) {
+    std::string text = part.as_string();
+    std::ranges::replace(text, '\\', '/');
+    const bool is_rooted = text.starts_with('/') || text.find(':') != std::string::npos;
+    if (is_rooted && (!parts.empty() || text.starts_with('/'))) return std::nullopt;
+    parts.emplace_back(std::move(text));
+  }
+  std::string path = joined_path(parts);
+  // "c:/" keeps its slash.
+  if (!parts.empty() && path.size() == 2 && path[1] == ':' && parts[0].as_string().ends_with('/'))
+    path += '/';
+  return written(object.callable.global_name() + "(", Value(std::move(path)), ")");
+}
+
+// torch's and numpy's.
+
+KnownParts parts_of_device(const Object& object) {
+  const auto* given = call_arguments(object);
+  if (given == nullptr || given->empty() || given->size() > 2 || !(*given)[0].is(Kind::string))
+    return std::nullopt;
+  const std::string& type = (*given)[0].as_string();
+  if (type.empty() || type.find_first_not_of("abcdefghijklmnopqrstuvwxyz") != std::string::npos)
+    return std::nullopt;
+  if (given->size() == 1) return written("device(type=", (*given)[0], ")");
+  const auto index = small_integer((*given)[1]);
+  if (!index || *index < 0 || *index > 127) return std::nullopt;
+  return written("device(type=", (*given)[0], ", index=" + std::to_string(*index) + ")");
+}
+
+KnownParts parts_of_size(const Object& object) {
+  const auto* given = call_arguments(object);
+  if (given == nullptr || given->size() != 1 || !(*given)[0].is(Kind::tuple)) return std::nullopt;
+  for (const Value& size : (*given)[0].items())
+    if (!small_integer(size)) return std::nullopt;
+  return written("torch.Size(", Value::list((*given)[0].items()), ")");
+}
+
+KnownParts parts_of_numpy_dtype(const Object& object) {
+  const auto dtype = numpy_dtype(object);
+  if (!dtype) return std::nullopt;
+  if (dtype->big_endian) return written("dtype('>" + std::string(dtype->code) + "')");
+  return written("dtype('" + std::string(to_string(dtype->dtype)) + "')");
+}
+
+struct Class {
+  std::string_view module;
+  std::string_view name;
+  std::string_view type;
+  KnownParts (*parts_of)(const Object& object);
+};
+
+constexpr auto kClasses = std::to_array<Class>({
+    {"builtins", "range", "range", parts_of_range},
+    {"builtins", "slice", "slice", parts_of_slice},
+    {"collections", "Counter", "collections.Counter", parts_of_counter},
+    {"collections", "deque", "collections.deque", parts_of_deque},
+    {"datetime", "date", "datetime.date", parts_of_date},
+    {"datetime", "datetime", "datetime.datetime", parts_of_datetime},
+    {"datetime", "time", "datetime.time", parts_of_time},
+    {"datetime", "timedelta", "datetime.timedelta", parts_of_timedelta},
+    {"datetime", "timezone", "datetime.timezone", parts_of_timezone},
+    {"decimal", "Decimal", "decimal.Decimal", parts_of_decimal},
+    {"fractions", "Fraction", "fractions.Fraction", parts_of_fraction},
+    {"numpy", "dtype", "numpy.dtype", parts_of_numpy_dtype},
+    {"pathlib", "PosixPath", "pathlib.PosixPath", parts_of_path},
+    {"pathlib", "PurePosixPath", "pathlib.PurePosixPath", parts_of_path},
+    {"pathlib", "PureWindowsPath", "pathlib.PureWindowsPath", parts_of_windows_path},
+    {"pathlib", "WindowsPath", "pathlib.WindowsPath", parts_of_windows_path},
+    // Where Python 3.13 has them.
+    {"pathlib._local", "PosixPath", "pathlib.PosixPath", parts_of_path},
+    {"pathlib._local", "PurePosixPath", "pathlib.PurePosixPath", parts_of_path},
+    {"pathlib._local", "PureWindowsPath", "pathlib.PureWindowsPath", parts_of_windows_path},
+    {"pathlib._local", "WindowsPath", "pathlib.WindowsPath", parts_of_windows_path},
+    {"torch", "Size", "torch.Size", parts_of_size},
+    {"torch", "device", "torch.device", parts_of_device},
+    {"uuid", "UUID", "uuid.UUID", parts_of_uuid},
+});
+
+struct Constant {
+  std::string_view module;
+  std::string_view name;
+  std::string_view type;
+};
+
+constexpr auto kConstants = std::to_array<Constant>({
+    {"builtins", "Ellipsis", "ellipsis"},
+    {"builtins", "NotImplemented", "NotImplementedType"},
+});
+
+bool is_torch_dtype(const Value& global) {
+  return global.global_module() == "torch" &&
+         std::ranges::any_of(dtype_table(), [&](const DTypeInfo& row) {
+           return row.torch == global.global_name();
+         });
+}
+
+std::optional<KnownValue> known_constant(const Value& value) {
+  for (const Constant& row : kConstants)
+    if (is_global(value, row.module, row.name))
+      return KnownValue{row.type, {std::string(row.name)}};
+  if (!is_torch_dtype(value)) return std::nullopt;
+  return KnownValue{"torch.dtype", {"torch." + std::string(value.global_name())}};
+}
+
+}  // namespace
+
+std::optional<KnownValue> known_value(const Value& value) {
+  if (value.is(Kind::global)) return known_constant(value);
+  if (!value.is(Kind::object)) return std::nullopt;
+  const Object& object = value.as_object();
+  if (!object.callable.is(Kind::global)) return std::nullopt;
+  for (const Class& row : kClasses) {
+    if (!is_global(object.callable, row.module, row.name)) continue;
+    KnownParts parts = row.parts_of(object);
+    if (!parts) return std::nullopt;
+    return KnownValue{row.type, std::move(*parts)};
+  }
+  return std::nullopt;
+}
+
+const std::vector<Value>* call_arguments(const Object& object) {
+  return is_plain_call(object) && !object.state ? &object.arguments.items() : nullptr;
+}
+
+std::optional<std::int64_t> small_integer(const Value& value) {
+  if (!value.is(Kind::integer) || !value.as_integer().big.empty()) return std::nullopt;
+  return value.as_integer().small;
+}
+
+}  // namespace tessera
