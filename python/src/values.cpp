@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "tessera/error.h"
 #include "text.h"
 
 namespace tessera::python {
@@ -14,7 +15,9 @@ namespace {
 class Converter {
  public:
   explicit Converter(nb::object wrap)
-      : wrap_(std::move(wrap)), classes_(nb::module_::import_("tessera._values")) {}
+      : wrap_(std::move(wrap)),
+        values_(nb::module_::import_("tessera._values")),
+        known_(nb::module_::import_("tessera._known")) {}
 
   nb::object operator()(const Value& value) {
     // Small things have no identity that anybody could see, and there may be millions.
@@ -50,15 +53,15 @@ class Converter {
       case Value::Kind::tuple:
         return nb::tuple(list(value.items()));
       case Value::Kind::set:
-        return owned(PySet_New(list(value.items()).ptr()));
+        return set(value.items(), PySet_New);
       case Value::Kind::frozenset:
-        return owned(PyFrozenSet_New(list(value.items()).ptr()));
+        return set(value.items(), PyFrozenSet_New);
       case Value::Kind::dict:
         return dict(value);
       case Value::Kind::tensor:
         return wrap_(nb::cast(TensorHandle(value)));
       case Value::Kind::global:
-        return classes_.attr("Opaque")(
+        return known_.attr("global_of")(
             string_of(value.global_module() + "." + value.global_name()));
       case Value::Kind::object:
         return opaque(value.as_object());
@@ -79,20 +82,42 @@ class Converter {
     return list;
   }
 
-  nb::list pairs(const std::vector<Value::Pair>& items) {
+  nb::list pairs(const std::vector<Value::Pair>& items, bool of_dict) {
     nb::list list;
     for (const auto& [key, item] : items) {
-      nb::object name = (*this)(key);  // in this order, so that what is shared is found
+      // In this order, so that what is shared is found.
+      nb::object name = of_dict ? hashable(key) : (*this)(key);
       list.append(nb::make_tuple(name, (*this)(item)));
     }
     return list;
+  }
+
+  // A file may have for a key what only another version of Python can hash, or none.
+  [[noreturn]] static void refuse_key(nb::handle key) {
+    PyErr_Clear();
+    throw Error(ErrorCode::unsupported,
+                "a dict or set has a " + text_of(key.type().attr("__name__")) +
+                    " for a key, which this version of Python has no hash of");
+  }
+
+  nb::object hashable(const Value& value) {
+    nb::object made = (*this)(value);
+    if (PyObject_Hash(made.ptr()) == -1) refuse_key(made);
+    return made;
+  }
+
+  // What PySet_New or PyFrozenSet_New makes of the items.
+  nb::object set(const Value::List& items, PyObject* (*make)(PyObject*)) {
+    nb::list list;
+    for (const Value& item : items) list.append(hashable(item));
+    return owned(make(list.ptr()));
   }
 
   nb::object dict(const Value& value) {
     if (value.dict_kind() == DictKind::dict) {
       nb::dict dict;
       for (const auto& [key, item] : value.pairs()) {
-        const nb::object name = (*this)(key);
+        const nb::object name = hashable(key);
         dict[name] = (*this)(item);
       }
       return dict;
@@ -100,9 +125,9 @@ class Converter {
     const auto optional = [this](const Value* part) {
       return part == nullptr ? nb::object(nb::none()) : (*this)(*part);
     };
-    return classes_.attr("dict_of")(value.dict_kind() == DictKind::ordered_dict,
-                                    pairs(value.pairs()), optional(value.default_factory()),
-                                    optional(value.container_state()));
+    return values_.attr("dict_of")(value.dict_kind() == DictKind::ordered_dict,
+                                   pairs(value.pairs(), true), optional(value.default_factory()),
+                                   optional(value.container_state()));
   }
 
   nb::object opaque(const Object& object) {
@@ -110,14 +135,14 @@ class Converter {
       return part ? (*this)(*part) : nb::object(nb::none());
     };
     const std::string name = object.name();
-    return classes_.attr("opaque_of")(name.empty() ? (*this)(object.callable) : string_of(name),
-                                      (*this)(object.arguments), optional(object.keywords),
-                                      optional(object.state), list(object.list_items),
-                                      pairs(object.dict_items), object.by_new);
+    return known_.attr("opaque_of")(name.empty() ? (*this)(object.callable) : string_of(name),
+                                    (*this)(object.arguments), optional(object.keywords),
+                                    optional(object.state), list(object.list_items),
+                                    pairs(object.dict_items, false), object.by_new);
   }
 
   nb::object wrap_;
-  nb::object classes_;
+  nb::object values_, known_;
   std::unordered_map<const void*, nb::object> made_;  // by node
 };
 

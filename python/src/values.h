@@ -8,9 +8,10 @@
 
 namespace tessera::python {
 
-// Plain data as Python's own objects, everything else as `tessera.Opaque`: no class is imported and
-// none is called. One node becomes one object. A tensor becomes what `wrap` makes of its
-// `_core.Tensor`.
+// Plain data as Python's own objects, values of the classes in tessera/_known.py as what they are,
+// everything else as `tessera.Opaque`: no class is imported or called because a file names it. One
+// node becomes one object. A tensor becomes what `wrap` makes of its `_core.Tensor`. Throws
+// `unsupported` for a key of a dict or a member of a set that Python cannot hash.
 [[nodiscard]] nb::object object_of(const Value& value, nb::object wrap);
 
 // Whether a tensor is anywhere below it.

@@ -1,62 +1,112 @@
-"""numpy's arrays, scalars and dtypes out of what their pickles ask for: bytes with a shape, and nothing is called by name."""
+"""numpy's arrays, scalars and dtypes out of what their pickles ask for, and back: bytes with a shape, and nothing is called by name."""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
+from tessera._memory import SIZES
 from tessera._values import Opaque
 
-_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")  # before numpy 2, and since
-_ARRAYS = {f"{module}._reconstruct" for module in _MODULES}
-_SCALARS = {f"{module}.scalar" for module in _MODULES}
-_NAMES = _ARRAYS | _SCALARS | {"numpy.dtype"}
+# Private modules of numpy, before numpy 2 and since.
+_CORES = ("numpy.core", "numpy._core")
+_ARRAYS = frozenset(f"{core}.multiarray._reconstruct" for core in _CORES)
+_SCALARS = frozenset(f"{core}.multiarray.scalar" for core in _CORES)
+_BUFFERS = frozenset(f"{core}.numeric._frombuffer" for core in _CORES)  # since protocol 5
+#: What `array_of` may know.
+NAMES = _ARRAYS | _SCALARS | _BUFFERS | {"numpy.dtype"}
 # Booleans, numbers and texts: no objects, records or dates.
 _DTYPE = re.compile("[biufcSU][0-9]{1,9}")
 _BEFORE_SIZES = 5  # of a dtype's state: version, byte order, and what plain dtypes have None for
 
 
-def array_of(value: Opaque) -> Any:
-    """The array, scalar or dtype that `value` describes. None: it describes another thing, or numpy is not there."""
-    if value.name not in _NAMES:
+class _Pickled(bytearray):
+    """The memory of an array that a pickle described as one of numpy. So it is written back as one, and not as a tensor."""
+
+
+def array_of(value: Opaque, texts: bool = True) -> Any:
+    """The array, scalar or dtype that `value` describes. None: it describes another thing, or numpy is not there.
+
+    Without `texts` those of booleans and numbers alone that a tensor may have.
+    """
+    if value.name not in NAMES or value.keywords or value.list_items or value.dict_items or value.by_new:
         return None
     try:
         if value.name in _ARRAYS:
-            return _array(value)
-        if value.name in _SCALARS and value.state is None:
+            return _array(value, texts)
+        if value.state is None and value.name in _SCALARS:
             dtype, content = value.arguments or ()
-            return _filled((), _dtype(dtype), content, False)[()]
-        return _dtype(value)
-    except (ImportError, OverflowError, TypeError, ValueError):
+            return _filled((), _dtype(dtype, texts), content, False)[()]
+        if value.state is None and value.name in _BUFFERS:
+            content, dtype, shape, order = value.arguments or ()
+            return _filled(shape, _dtype(dtype, texts), content, {"C": False, "F": True}[order])
+        return _dtype(value, texts)
+    except (ImportError, LookupError, OverflowError, TypeError, ValueError):
         return None
 
 
-def _dtype(value: Any) -> Any:
+def _dtype(value: Any, texts: bool) -> Any:
     import numpy
 
+    if isinstance(value, numpy.dtype):  # made before, of a value of its own
+        return value
     if not isinstance(value, Opaque) or value.name != "numpy.dtype":
         raise TypeError
     (text, *_), (_, order, *plain) = value.arguments or (), value.state[:_BEFORE_SIZES]
     if not _DTYPE.fullmatch(text) or order not in ("<", ">", "|", "=") or any(part is not None for part in plain):
         raise TypeError
-    return numpy.dtype(order + text)
+    dtype = numpy.dtype(order + text)
+    if not texts and dtype.name not in SIZES:
+        raise TypeError
+    return dtype
 
 
-def _array(value: Opaque) -> Any:
+def _array(value: Opaque, texts: bool) -> Any:
     kind = (value.arguments or (None,))[0]
     if not isinstance(kind, Opaque) or kind.name != "numpy.ndarray" or kind.arguments is not None:
         raise TypeError
     _, shape, dtype, is_fortran, content = value.state
-    return _filled(shape, _dtype(dtype), content, is_fortran)
+    if type(is_fortran) is not bool or type(content) is not bytes:
+        raise TypeError
+    return _filled(shape, _dtype(dtype, texts), content, is_fortran)
 
 
-def _filled(shape: Any, dtype: Any, content: Any, is_fortran: Any) -> Any:
+def _filled(shape: Any, dtype: Any, content: Any, is_fortran: bool) -> Any:
     import numpy
 
-    if not all(type(size) is int and size >= 0 for size in shape) or type(content) is not bytes:
+    if type(shape) is not tuple or type(content) not in (bytes, bytearray):
+        raise TypeError
+    if not all(type(size) is int and size >= 0 for size in shape):
         raise TypeError
     if len(content) != math.prod(shape) * dtype.itemsize:
         raise ValueError
     # With memory of its own, which may be written.
-    return numpy.ndarray(shape, dtype, content, order="F" if is_fortran else "C").copy("K")
+    return numpy.ndarray(shape, dtype, _Pickled(content), order="F" if is_fortran else "C")
+
+
+def opaque_of_numpy(thing: Any) -> Opaque | None:
+    """What numpy's own pickle would say of a dtype, of a scalar, and of an array that `array_of` has made.
+
+    None: it is another thing, or holds no booleans and numbers that a tensor may have.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(thing, numpy.dtype) and thing.name in SIZES:
+        _, arguments, state = thing.__reduce__()
+        return Opaque("numpy.dtype", arguments, state)
+    if isinstance(thing, numpy.generic) and thing.dtype.name in SIZES and type(thing).__module__ == "numpy":
+        function, arguments = thing.__reduce__()
+        return Opaque(f"{function.__module__}.scalar", arguments)
+    if type(thing) is numpy.ndarray and thing.dtype.name in SIZES and _is_pickled(thing, numpy):
+        function, (_, *arguments), state = thing.__reduce__()
+        return Opaque(f"{function.__module__}._reconstruct", (Opaque("numpy.ndarray"), *arguments), state)
+    return None
+
+
+def _is_pickled(array: Any, numpy: Any) -> bool:
+    while isinstance(array, numpy.ndarray):
+        array = array.base
+    return isinstance(array, _Pickled)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tessera import _memory
+from tessera import _known, _memory
 from tessera._errors import UnsupportedError
 
 Description = tuple[Any, ...] | None
@@ -28,13 +28,14 @@ def _described(thing: Any) -> Description:
             return _of_tensor(thing, torch)
         if isinstance(thing, torch.dtype):
             return ("global", "torch", str(thing).removeprefix("torch."))
-        if isinstance(thing, torch.Size):
-            return ("value", tuple(thing))
+    known = _known.described(thing)
+    if known is not None:
+        return known
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(thing, (numpy.ndarray, numpy.generic)):
         return _of_scalar(thing) if isinstance(thing, numpy.generic) else _of_array(thing)
     if isinstance(thing, Mapping):
-        return _of_mapping(thing)
+        return of_mapping(thing)
     if hasattr(thing, "__dlpack__"):
         return _of_array(_memory.from_dlpack(thing))
     return None
@@ -51,7 +52,8 @@ def _of_scalar(scalar: Any) -> Description:
     return ("value", value)
 
 
-def _of_mapping(thing: Mapping[Any, Any]) -> Description:
+def of_mapping(thing: Mapping[Any, Any]) -> Description:
+    """A dict of the kind that a checkpoint has for it."""
     if isinstance(thing, collections.OrderedDict):
         return ("ordered_dict", dict(thing), getattr(thing, "_metadata", None))
     if isinstance(thing, collections.defaultdict):

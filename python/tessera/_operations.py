@@ -36,8 +36,9 @@ def load(
 
     `framework` is "torch" or "numpy". Without it the program says: where it has imported torch already, tensors become
     torch's, and elsewhere arrays of numpy. numpy has no bfloat16 and no 8-bit floats without the package ml_dtypes.
-    Floating-point tensors of 16 bits and more are converted to `dtype`. Values are plain objects of Python, and `Opaque` where they have another
-    class: nothing is imported, nothing is called. `progress(done, total)` hears of bytes.
+    Floating-point tensors of 16 bits and more are converted to `dtype`. Values are objects of Python, of numpy (arrays, scalars and dtypes of
+    numbers) and of torch (dtypes, devices, sizes; where the program has imported it), and `Opaque` where they have another class: nothing
+    is imported or called because a file names it. `progress(done, total)` hears of bytes.
 
     With `mmap` nothing is read where a local file has the bytes of a tensor as they are wanted: in one piece, plain, and
     aligned. Those of safetensors and torch.save mostly lie so, those of DCP mostly do not. The tensor or array is a view of
@@ -68,9 +69,10 @@ def save_file(
     """Saves a tree of tensors and values by this process: one file, or a DCP directory.
 
     The name says the kind (`.safetensors`, `.pt`; else DCP), unless `kind` does. The target appears
-    whole or not at all, with digests. Scalars of numpy become numbers and texts of Python; dates,
-    times and long doubles, which Python has no number for, are `unsupported`. A safetensors file has
-    a tensor of several names (tied weights) once, and notes the others as safetensors'
+    whole or not at all, with digests. Arrays of numpy become tensors, except those that `load` has
+    made of a pickle's, and views of them: these stay what they were. Scalars of numpy stay numbers of
+    numpy, its texts become Python's; its dates, times and long doubles are `unsupported`. A safetensors
+    file has a tensor of several names (tied weights) once, and notes the others as safetensors'
     `save_model` does; with `keep_duplicates` it has it under each name.
 
     >>> import numpy, tessera

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside tensors and plain data: kept, never imported and never called."""
+"""What a checkpoint holds beside tensors, plain data and values of known classes: kept, never imported and never called."""
 
 from __future__ import annotations
 
@@ -29,19 +29,6 @@ class Opaque:
 
 
 _FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, bytes, dict, float, int, list, set, str, tuple)}
-
-
-def opaque_of(
-    name: Any,
-    arguments: Any,
-    keywords: Any,
-    state: Any,
-    list_items: list[Any],
-    dict_items: list[tuple[Any, Any]],
-    by_new: bool,
-) -> Opaque:
-    """What `_core` makes of an object node."""
-    return Opaque(name, arguments, state, keywords or {}, tuple(list_items), tuple(dict_items), by_new)
 
 
 def dict_of(ordered: bool, items: list[tuple[Any, Any]], factory: Any, state: Any) -> dict[Any, Any]:

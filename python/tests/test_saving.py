@@ -59,18 +59,28 @@ def test_tensors_over_views_of_one_array(target, tmp_path, torch):
         assert all(torch.equal(back[key], state[key]) for key in state)
 
 
-PLAIN = [
-    (numpy.float16(1.5), 1.5), (numpy.float64(0.1), 0.1), (numpy.uint64(2**64 - 1), 2**64 - 1), (numpy.bool_(True), True),
-    (numpy.complex64(1 + 2j), 1 + 2j), (numpy.str_("é"), "é"), (numpy.bytes_(b"a"), b"a"), (numpy.void(b"ab"), b"ab"),
-]  # fmt: skip
+NUMBERS = [numpy.float16(1.5), numpy.float64(0.1), numpy.uint64(2**64 - 1), numpy.bool_(True), numpy.complex64(1 + 2j)]
+TEXTS = [(numpy.str_("é"), "é"), (numpy.bytes_(b"a"), b"a"), (numpy.void(b"ab"), b"ab")]
 
 
-def test_scalars_become_what_python_has(tmp_path):
-    state = {str(number): scalar for number, (scalar, _) in enumerate(PLAIN)}
-    tessera.save_file(state, tmp_path / "x.pt")
-    for number, (_, plain) in enumerate(PLAIN):
-        found = tessera.load(tmp_path / "x.pt", framework="numpy")[str(number)]
-        assert found == plain and type(found) is type(plain)
+def test_scalars_stay_numbers_of_numpy_and_texts_become_pythons(tmp_path):
+    expected = {**{str(number): number for number in NUMBERS}, **{repr(scalar): plain for scalar, plain in TEXTS}}
+    state = {**{str(number): number for number in NUMBERS}, **{repr(scalar): scalar for scalar, _ in TEXTS}}
+    for name in ("x.pt", "x.safetensors", "x"):
+        tessera.save_file(state, tmp_path / name)
+        found = tessera.load(tmp_path / name, framework="numpy")
+        assert found == expected and {key: type(item) for key, item in found.items()} == {
+            key: type(item) for key, item in expected.items()
+        }
+
+
+def test_keys_that_are_scalars_have_names_as_numbers_have(tmp_path):
+    state = {"state": {numpy.int64(3): {"step": 1}, 4: {"step": 2}}}
+    tessera.save_file(state, tmp_path / "dcp")
+    with tessera.open(tmp_path / "dcp") as checkpoint:
+        assert list(checkpoint) == ["state.3.step", "state.4.step"]
+    tessera.save_file(state, tmp_path / "a.pt")
+    assert tessera.load(tmp_path / "a.pt") == state
 
 
 def tied_model(torch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
 import gc
@@ -17,10 +18,10 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from tessera import _core
+from tessera._arrays import array_of
 from tessera._errors import CorruptError, Error, UnsafeError
 from tessera._memory import Loaded, torch_dtype
 from tessera._values import Opaque
-from tessera.torch._arrays import array_of
 
 
 @contextlib.contextmanager
@@ -89,8 +90,8 @@ installed: dict[object, frozenset[str]] = {}
 class Values:
     """Values with what torch keeps in place of `Opaque`.
 
-    Arrays and scalars of numpy are data, too. Classes and functions are imported and called if `allow` names them. Any
-    other raises `unsafe`.
+    Values of known classes are made already, except texts of numpy. Classes and functions are imported and called if `allow`
+    names them. Any other raises `unsafe`.
     """
 
     def __init__(self, path: str, allow: Collection[str] = ()) -> None:
@@ -107,9 +108,16 @@ class Values:
         if isinstance(value, dict):
             items = [(self(name, key), self(item, key)) for name, item in value.items()]
             value.clear()
-            value.update(items)
+            for name, item in items:  # update() of a Counter would count
+                value[name] = item
         elif isinstance(value, list):
             value[:] = [self(item, key) for item in value]
+        elif type(value) is collections.deque:
+            parts = [self(item, key) for item in value]
+            value.clear()
+            value.extend(parts)
+        elif type(value) is slice:
+            return slice(self(value.start, key), self(value.stop, key), self(value.step, key))
         elif type(value) is tuple:
             return tuple(self(item, key) for item in value)
         elif isinstance(value, (set, frozenset)):

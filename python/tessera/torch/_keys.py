@@ -69,9 +69,13 @@ def of_checkpoint(wanted: Iterable[str], checkpoint: Checkpoint) -> Keys:
     keys = [
         name
         for name in checkpoint
-        if name in tensors or name in mine or checkpoint._value(name, Loaded("torch")) != {}
+        if name in tensors or name in mine or not _is_empty(checkpoint._value(name, Loaded("torch")))
     ]
     return Keys(mine, keys)
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, dict) and not value
 
 
 def of_planner(planner: Any) -> Keys:

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.utils import find_tensor_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from tessera._describe import Description, describe
+from tessera._describe import Description, describe, of_mapping
 from tessera._errors import MismatchError, UnsupportedError
 from tessera._memory import require_initialized
 from tessera.torch._plain import dtype_name, is_plain, saved
@@ -102,7 +102,7 @@ def describe_for_ranks(ranks: int) -> Callable[[Any], Description]:
 
     def described(thing: Any) -> Description:
         if isinstance(thing, Mapping):
-            return describe(thing)
+            return of_mapping(thing)  # a Counter, too: torch takes every mapping apart
         if speaks(thing, "__create_write_items__"):
             raise LeftToTorch
         try:
