@@ -11,7 +11,7 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 struct NumpyArray {
-  Tensor tensor;           // one piece, whose elements are in memory
+  Tensor tensor;           // one piece: a box with all elements, and `data` in its storage
   bool is_scalar = false;  // one number, of a class such as numpy.float64
 };
 
@@ -20,8 +20,8 @@ struct NumpyArray {
 // nullopt: anything else. That is so for texts, dates, records and objects of Python, for classes
 // derived from numpy's, and for bytes that are not as many as the shape asks for.
 //
-// The tensor holds on to the bytes of `value`, or to a copy with the bytes of each number turned
-// around where they were big-endian.
+// The tensor's memory is that of `value`, which it keeps, or a copy with the bytes of each number
+// turned around where they were big-endian. It is to be read alone.
 [[nodiscard]] std::optional<NumpyArray> numpy_array(const Value& value);
 
 }  // namespace tessera

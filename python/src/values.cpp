@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/error.h"
+#include "tessera/numpy_array.h"
 #include "text.h"
 
 namespace tessera::python {
@@ -17,6 +18,7 @@ class Converter {
   explicit Converter(nb::object wrap)
       : wrap_(std::move(wrap)),
         values_(nb::module_::import_("tessera._values")),
+        opaque_(values_.attr("Opaque")),
         known_(nb::module_::import_("tessera._known")) {}
 
   nb::object operator()(const Value& value) {
@@ -64,7 +66,7 @@ class Converter {
         return known_.attr("global_of")(
             string_of(value.global_module() + "." + value.global_name()));
       case Value::Kind::object:
-        return opaque(value.as_object());
+        return object(value);
     }
     return nb::none();
   }
@@ -130,19 +132,25 @@ class Converter {
                                    optional(value.container_state()));
   }
 
-  nb::object opaque(const Object& object) {
+  nb::object object(const Value& value) {
+    const Object& object = value.as_object();
     const auto optional = [this](const std::optional<Value>& part) {
       return part ? (*this)(*part) : nb::object(nb::none());
     };
     const std::string name = object.name();
-    return known_.attr("opaque_of")(name.empty() ? (*this)(object.callable) : string_of(name),
-                                    (*this)(object.arguments), optional(object.keywords),
-                                    optional(object.state), list(object.list_items),
-                                    pairs(object.dict_items, false), object.by_new);
+    nb::object made = known_.attr("opaque_of")(
+        name.empty() ? (*this)(object.callable) : string_of(name), (*this)(object.arguments),
+        optional(object.keywords), optional(object.state), list(object.list_items),
+        pairs(object.dict_items, false), object.by_new);
+    if (!made.type().is(opaque_)) return made;
+    auto array = numpy_array(value);
+    return array ? known_.attr("with_elements")(
+                       made, wrap_, nb::cast(TensorHandle(Value(std::move(array->tensor)))))
+                 : made;
   }
 
   nb::object wrap_;
-  nb::object values_, known_;
+  nb::object values_, opaque_, known_;
   std::unordered_map<const void*, nb::object> made_;  // by node
 };
 

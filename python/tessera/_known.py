@@ -10,9 +10,11 @@ import collections
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tessera import _arrays
+from tessera._errors import UnsupportedError
 from tessera._memory import SIZES
 from tessera._values import Opaque
 
@@ -56,6 +58,14 @@ def opaque_of(
     except _MISFITS:
         made = None
     return value if made is None else made
+
+
+def with_elements(value: Opaque, wrap: Callable[[Any], Any], core: Any) -> Opaque:
+    """An array that could not be made of numpy, with what `wrap` makes of the `_core.Tensor` of its elements."""
+    try:
+        return replace(value, elements=wrap(core))
+    except (ImportError, UnsupportedError):  # what tensors become is not there either, or has not this dtype
+        return value
 
 
 def _arguments(value: Opaque) -> tuple[Any, ...]:

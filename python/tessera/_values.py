@@ -26,6 +26,8 @@ class Opaque:
     dict_items: tuple[tuple[Any, Any], ...] = ()
     #: It is made by `__new__` alone, as objects without a `__reduce__` of their own are.
     by_new: bool = False
+    #: Of an array or scalar of numpy, where numpy is not installed: its elements, as the checkpoint's tensors come.
+    elements: Any = None
 
 
 _FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, bytes, dict, float, int, list, set, str, tuple)}

@@ -201,14 +201,24 @@ def test_values_of_torch_need_torch(tmp_path):
         assert found == {"device": torch.device("cpu"), "dtype": torch.float32, "size": torch.Size([1, 2])}
 
 
-def test_without_numpy_its_arrays_are_opaque_and_kept(tmp_path, monkeypatch):
-    tessera.save_file({"scalar": numpy.float64(1.5)}, tmp_path / "a.pt")
+def test_without_numpy_its_arrays_are_opaque_with_their_elements(tmp_path, monkeypatch):
+    arrays = {"rows": numpy.arange(6).reshape(2, 3), "columns": numpy.arange(6, dtype=">f4").reshape(2, 3, order="F"), "none": numpy.ones((0, 2))}
+    state = {**arrays, "scalar": numpy.float64(1.5)}
+    (tmp_path / "a.pt").write_bytes(archive(pickle.dumps(state, 2)))
+    torch = sys.modules.get("torch")
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "numpy", None)
         found = tessera.load(tmp_path / "a.pt", framework="torch")
-        assert isinstance(found["scalar"], Opaque)
+        assert all(isinstance(value, Opaque) for value in found.values())
         tessera.save_file(found, tmp_path / "b.pt")
-    require_same(tessera.load(tmp_path / "b.pt", framework="numpy")["scalar"], numpy.float64(1.5))
+        with tessera.open(tmp_path / "a.pt") as checkpoint:
+            elements = checkpoint["columns"].elements
+            assert (elements.dtype, elements.shape) == ("float32", (2, 3))
+        if torch is not None:
+            assert {name: value.elements.tolist() for name, value in found.items()} == {
+                name: value.tolist() for name, value in state.items()
+            }
+    require_same(tessera.load(tmp_path / "b.pt", framework="numpy"), state)
 
 
 class Call:

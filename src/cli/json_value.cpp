@@ -1,14 +1,12 @@
 #include "cli/json_value.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <span>
 #include <system_error>
 #include <utility>
 
@@ -43,10 +41,7 @@ std::optional<Json> json_integer(const Integer& integer) {
 std::optional<Json> json_number(const Value& value) {
   const auto array = numpy_array(value);
   if (!array || !array->is_scalar) return std::nullopt;
-  std::array<std::byte, 16> bytes{};
-  const DType dtype = array->tensor.dtype;
-  array->tensor.pieces.front().storage->source->read_at(0, std::span(bytes).first(size_of(dtype)));
-  return element_json(dtype, bytes.data());
+  return element_json(array->tensor.dtype, array->tensor.pieces.front().storage->data);
 }
 
 // The JSON of a value for which it has a word: None, booleans, strings, integers of 64 bits and

@@ -71,7 +71,7 @@ std::string date_text(const Date& date) {
 }
 
 // `text` without its last bracket, then what a datetime and a time may have besides.
-KnownParts with_zone(std::string text, const Fields& fields, bool is_second) {
+KnownParts with_zone(const std::string& text, const Fields& fields, bool is_second) {
   const std::string end = is_second ? ", fold=1)" : ")";
   if (fields.zone == nullptr) return written(text + end);
   return written(text + ", tzinfo=", *fields.zone, end);

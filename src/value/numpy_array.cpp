@@ -83,9 +83,9 @@ std::optional<Tensor> tensor_of_bytes(const Value& content, const NumpyDType& dt
   if (content.as_bytes().size() != byte_size(dtype.dtype, *shape)) return std::nullopt;
   auto owner = std::make_shared<Value>(
       dtype.big_endian ? Value::bytes(turned_around(content.as_bytes(), dtype.dtype)) : content);
-  Tensor tensor = ConstTensorView::of(ByteView(owner->as_bytes()), dtype.dtype, *shape,
-                                      strides_of(*shape, order))
-                      .tensor();
+  // Of a tensor in memory the bytes may be written, which is nobody's business here.
+  auto* const bytes = const_cast<std::byte*>(owner->as_bytes().data());
+  Tensor tensor = TensorView::of(bytes, dtype.dtype, *shape, strides_of(*shape, order)).tensor();
   tensor.pieces.front().storage->owner = std::move(owner);
   return tensor;
 }

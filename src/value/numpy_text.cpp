@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -113,11 +112,8 @@ class ArrayText {
   }
 
   [[nodiscard]] std::string element(std::int64_t index) const {
-    std::array<std::byte, 16> bytes{};
-    const std::size_t size = size_of(tensor_.dtype);
-    piece_.storage->source->read_at(static_cast<std::uint64_t>(index) * size,
-                                    std::span(bytes).first(size));
-    return element_of(tensor_.dtype, bytes.data());
+    const auto offset = static_cast<std::size_t>(index) * size_of(tensor_.dtype);
+    return element_of(tensor_.dtype, piece_.storage->data + offset);
   }
 
   const Tensor& tensor_;
