@@ -42,7 +42,7 @@ std::string integer_text(const std::byte* at) {
   return std::to_string(load_le<T>(at));
 }
 
-// As numpy has the parts of a complex number: without a point where they are whole.
+// The parts of a complex number have no point where they are whole.
 std::string complex_part(std::string text) {
   if (text.ends_with(".0")) text.resize(text.size() - 2);
   return text;
@@ -79,9 +79,10 @@ std::string element_of(DType dtype, const std::byte* at) {
   if (dtype == DType::bool8) return *at == std::byte{0} ? "False" : "True";
   if (is_one_of(dtype, DType::complex64, DType::complex128)) {
     const DType part = dtype == DType::complex64 ? DType::float32 : DType::float64;
-    const std::string imaginary = complex_part(floating_number(part, at + size_of(part)));
-    return complex_part(floating_number(part, at)) + (imaginary.starts_with('-') ? "" : "+") +
-           imaginary + 'j';
+    const std::string real = complex_part(floating_number(part, at));
+    const std::string imaginary = complex_part(floating_number(part, at + size_of(part))) + 'j';
+    if (real == "0") return imaginary;  // as Python has it; -0 is told
+    return real + (imaginary.starts_with('-') ? "" : "+") + imaginary;
   }
   return info(dtype).floating ? floating_number(dtype, at) : whole_number(dtype, at);
 }

@@ -13,6 +13,7 @@ import tempfile
 import unittest
 
 from made import Case, tessera
+from values_test import ARRAYS, write_value
 
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/formats/json.md"
@@ -53,6 +54,10 @@ def printed(name):
 
 
 class Facts(unittest.TestCase):
+    def setUp(self):
+        self.work = pathlib.Path(tempfile.mkdtemp(prefix="tessera-facts-"))
+        self.addCleanup(shutil.rmtree, self.work)
+
     def checkpoints(self):
         """Files and directories that ls opens; there are 30 or more."""
         found = []
@@ -60,7 +65,7 @@ class Facts(unittest.TestCase):
             if tessera("ls", path).returncode == 0:
                 found.append(path)
         self.assertGreaterEqual(len(found), 30)
-        return found
+        return [*found, write_value(self.work / "values.pt", ARRAYS)]
 
     def both(self, *arguments):
         """The lines of text, and the document."""
@@ -164,8 +169,7 @@ class Facts(unittest.TestCase):
         return seen
 
     def test_answers_are_as_the_page_says(self):
-        work = pathlib.Path(tempfile.mkdtemp(prefix="tessera-facts-"))
-        self.addCleanup(shutil.rmtree, work)
+        work = self.work
         seen = {}
         def ask(command, *arguments):
             seen.setdefault(command, set()).update(self.as_the_page_says(command, *arguments))
