@@ -16,7 +16,7 @@ _ARRAYS = frozenset(f"{core}.multiarray._reconstruct" for core in _CORES)
 _SCALARS = frozenset(f"{core}.multiarray.scalar" for core in _CORES)
 _BUFFERS = frozenset(f"{core}.numeric._frombuffer" for core in _CORES)  # since protocol 5
 #: What `array_of` may know.
-NAMES = _ARRAYS | _SCALARS | _BUFFERS | {"numpy.dtype"}
+NAMES: frozenset[str] = _ARRAYS | _SCALARS | _BUFFERS | {"numpy.dtype"}
 # Booleans, numbers and texts: no objects, records or dates.
 _DTYPE = re.compile("[biufcSU][0-9]{1,9}")
 _BEFORE_SIZES = 5  # of a dtype's state: version, byte order, and what plain dtypes have None for

@@ -239,6 +239,8 @@ def _device(value: Opaque) -> Any:
     kind, *index = _arguments(value)
     if torch is None or type(kind) is not str or not re.fullmatch("[a-z]{1,32}", kind) or len(_integers(index)) > 1:
         raise TypeError
+    if any(not 0 <= number < 128 for number in index):  # torch keeps 8 bits of it
+        raise ValueError
     return torch.device(kind, *index)
 
 
@@ -247,7 +249,9 @@ def _size(value: Opaque) -> Any:
     (sizes,) = _arguments(value)
     if torch is None or type(sizes) is not tuple:
         raise TypeError
-    return torch.Size(_integers(sizes))
+    if any(size.bit_length() > 63 for size in _integers(sizes)):
+        raise ValueError
+    return torch.Size(sizes)
 
 
 def _numpys(value: Opaque) -> Any:

@@ -4,12 +4,14 @@ import collections
 import datetime
 import decimal
 import fractions
+import io
 import pathlib
 import pickle
 import random
 import string
 import sys
 import uuid
+import zipfile
 
 import numpy
 import pytest
@@ -243,7 +245,7 @@ HUGE = 1 << 62
 
 
 def hostile():
-    """What is neither an error of ours nor kept as it is would have been made of nonsense."""
+    """Calls with arguments of which their class would make nothing, or what no honest pickle has."""
     yield from (
         Call(RECONSTRUCT, ARRAY, (1, shape, F4, False, content))
         for shape, content in [
@@ -305,7 +307,6 @@ def hostile():
 
 @pytest.mark.parametrize("number", range(len(list(hostile()))))
 def test_what_does_not_fit_stays_as_it_is(number, tmp_path):
-    """Pickled without torch, as the older form of torch.save has it, in a DCP item and in an archive."""
     value = list(hostile())[number]
     (tmp_path / "a.pt").write_bytes(archive(pickle.dumps({"a": value}, protocol=2)))
     before = set(sys.modules)
@@ -323,9 +324,6 @@ def test_what_does_not_fit_stays_as_it_is(number, tmp_path):
 
 def archive(pickled):
     """A file of torch.save that holds nothing but this pickle."""
-    import io
-    import zipfile
-
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as made:
         made.writestr("archive/data.pkl", pickled)
@@ -335,15 +333,29 @@ def archive(pickled):
 
 
 def test_keys_that_have_no_hash(tmp_path):
-    class Key(Call):
-        pass
-
-    for kind in ("dict", "set"):
-        # deque is hashable nowhere, so such a pickle was written by hand.
-        content = {"dict": b"}ccollections\ndeque\n)RK\x01s.", "set": b"c__builtin__\nset\n]ccollections\ndeque\n)Ra\x85R."}[kind]
+    # A deque has none in any version, so these pickles are written by hand.
+    contents = {"dict": b"}ccollections\ndeque\n)RK\x01s.", "set": b"c__builtin__\nset\n]ccollections\ndeque\n)Ra\x85R."}
+    for kind, content in contents.items():
         (tmp_path / f"{kind}.pt").write_bytes(archive(b"\x80\x02" + content))
         with pytest.raises(tessera.UnsupportedError, match="deque"):
             tessera.load(tmp_path / f"{kind}.pt", framework="numpy")
+
+
+def test_sizes_and_devices_that_torch_has_no_place_for(tmp_path, torch):
+    sizes = [((1 << 70,),), ((True,),), (1,), ((1,), 2)]
+    devices = [("cuda", 1000), ("nosuch",), ("cpu", 1 << 70), (3,), ("cuda:1",), ("cpu", 0, 1)]
+    calls = [(torch.Size, given) for given in sizes] + [(torch.device, given) for given in devices]
+    (tmp_path / "a.pt").write_bytes(archive(pickle.dumps([Call(*call) for call in calls], 2)))
+    assert {type(found) for found in tessera.load(tmp_path / "a.pt")} == {Opaque}
+
+
+def test_values_in_many_places_do_not_multiply(tmp_path):
+    content, items = bytes(1 << 20), list(range(10_000))
+    arrays = [Call(RECONSTRUCT, ARRAY, (1, (1 << 20,), numpy.dtype("u1"), False, content)) for _ in range(300)]
+    for values in (arrays, [Call(collections.deque, (items,)) for _ in range(3000)]):
+        (tmp_path / "a.pt").write_bytes(archive(pickle.dumps(values, 2)))
+        with pytest.raises(tessera.LimitError):
+            tessera.load(tmp_path / "a.pt", framework="numpy")
 
 
 def test_derived_classes_are_nobodys(tmp_path):
