@@ -22,12 +22,12 @@ void append(Bytes& to, const std::string& text) {
 struct Made {
   std::string name;
   std::string data;
-  std::string local_name;  // empty: `name`
+  std::string local_name{};  // empty: `name`
   std::uint16_t flags = 0;
   std::uint16_t method = 0;
   std::uint16_t disk = 0;
-  std::string local_extra;
-  std::string extra;                      // of the directory
+  std::string local_extra{};
+  std::string extra{};                    // of the directory
   std::optional<std::uint32_t> size{};    // that both headers say
   std::optional<std::uint32_t> offset{};  // that the directory says
 };

@@ -9,11 +9,11 @@
 namespace tessera::s3 {
 
 struct Settings {
-  std::string endpoint;  // "https://s3.eu-west-1.amazonaws.com", no slash at the end
-  std::string region;    // of the signature: "us-east-1", r2 "auto"
-  std::string profile;   // of credentials; empty: the default chain
+  std::string endpoint;      // "https://s3.eu-west-1.amazonaws.com", no slash at the end
+  std::string region;        // of the signature: "us-east-1", r2 "auto"
+  std::string profile = {};  // of credentials; empty: the default chain
   std::string bucket;
-  std::string prefix;          // of names in the bucket, without slashes at its ends
+  std::string prefix = {};     // of names in the bucket, without slashes at its ends
   bool is_path_style = false;  // https://host/bucket/key, not https://bucket.host/key
   bool is_google = false;      // preconditions are x-goog-if-generation-match
   std::string ca_file = {};    // AWS_CA_BUNDLE
