@@ -47,13 +47,16 @@ Value groups_in_order(const LiveNames& live, ModuleRef model) {
   const auto parameters = sharded_parameters(model);
   const auto is_flat = [](const ShardedParameter& parameter) { return !parameter.members.empty(); };
   if (std::ranges::none_of(parameters, is_flat)) return *live.groups;
-  std::map<std::string, std::size_t> place;
-  for (const auto& name : live.names) place.emplace(name, place.size());
+  std::map<std::string, std::size_t> places;
+  for (const auto& name : live.names) places.emplace(name, places.size());
+  const auto place_of = [&](const Value& name) {
+    const auto found = places.find(name.as_string());
+    return found == places.end() ? places.size() : found->second;
+  };
   Value::List groups;
   for (const Value& group : live.groups->items()) {
     Value::List names = group.at("params").items();
-    std::ranges::stable_sort(
-        names, {}, [&](const Value& name) { return place.find(name.as_string())->second; });
+    std::ranges::stable_sort(names, {}, place_of);
     groups.push_back(Value::dict({{"params", Value::list(std::move(names))}}));
   }
   return Value::list(std::move(groups));
