@@ -157,6 +157,9 @@ class GroupCheckpoint {
   // same names: else it throws `mismatch`. Collective.
   void arrange(const std::function<Checkpoint(const Checkpoint& contents)>& fn);
 
+  // Throws what load() throws before it has written any memory. Collective.
+  void require_fit(const Value& tree, const LoadOptions& options = {});
+
   // Loads as load() of checkpoint.h does, with the reader that opened it. Any number of times.
   // Collective.
   LoadReport load(Value& tree, const LoadOptions& options = {});

@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "checkpoint/open/tree.h"
+#include "comm/confer.h"
 #include "optim_state/training_load.h"
 #include "optim_state/training_tree.h"
+#include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "tessera/restore.h"
@@ -146,10 +148,17 @@ LoadReport load(TrainingState& state, const StateFiles& files, const LoadOptions
     return as_training_state(named, live, {}).map(without_names);
   });
   const auto report = detail::load_all(loads, optimizer.contents(), group, [&](Value& tree) {
-    // In this order a model that does not fit leaves both as they were.
     auto optim_tree = part_of(tree, kOptim), model_tree = part_of(tree, kModel);
-    auto both = optimizer.load(optim_tree, options);
-    append(both, model.load(model_tree, options));
+    optimizer.require_fit(optim_tree, options);
+    model.require_fit(model_tree, options);
+    LoadReport both;
+    // What fails now fails on all ranks, in the middle of one or between the two.
+    if (const auto failure = failure_of([&] {
+          both = optimizer.load(optim_tree, options);
+          append(both, model.load(model_tree, options));
+        }))
+      throw spoiled(Value::dict({{kModel, model_tree.at(kModel)}, {kOptim, optim_tree.at(kOptim)}}),
+                    *failure);
     tree.set_item(kOptim, optim_tree.at(kOptim));
     return both;
   });

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <memory>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +13,7 @@
 #include "optim_state/testing.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
+#include "tessera/pytorch/optim_state_dict.h"
 #include "tessera/training_state.h"
 #include "torch/testing.h"
 
@@ -142,6 +143,38 @@ TEST_F(SavedByLibtorch, WhatDoesNotFitChangesNothing) {
         testing::error_of([&] { load(without, {.model = model_, .optimizer = optimizer_}); }),
         HasSubstr("a state without one"));
   });
+}
+
+// Moments that are there already, of the form that the file has, are filled in place.
+TEST_F(SavedByLibtorch, AModelThatDoesNotFitLeavesTheMoments) {
+  const auto moments = directory_.path() + "/moments.pt";
+  auto net = half_net();
+  auto optimizer = adamw_of(net->parameters());
+  trained(net, optimizer, 0, 1);
+  const auto python = optimizer_state_dict(optimizer);
+  save(python, moments);
+  TrainingState state(net, optimizer);
+  load(state, {.model = model_, .optimizer = moments});  // in the form that this file has
+  trained(net, optimizer, 0, 2);
+  const auto first = net->parameters().front();
+  const auto moment_of = [&] {
+    const auto* held = optimizer.state().at(first.unsafeGetTensorImpl()).get();
+    return static_cast<const torch::optim::AdamWParamState&>(*held).exp_avg();
+  };
+  const auto weight = first.detach().clone(), moment = moment_of().clone();
+  EXPECT_THAT(testing::error_of([&] { load(state, {.model = optimizer_, .optimizer = moments}); }),
+              HasSubstr("keys are missing"));
+  EXPECT_TRUE(testing::equal(first.detach(), weight) && testing::equal(moment_of(), moment));
+
+  const auto damaged = directory_.path() + "/damaged.safetensors";
+  convert(model_, damaged, {.to = CheckpointKind::safetensors});
+  std::fstream file(damaged, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('!');
+  file.close();
+  EXPECT_THAT(testing::error_of([&] { load(state, {.model = damaged, .optimizer = moments}); }),
+              HasSubstr("corrupt"));
+  EXPECT_TRUE(first.isnan().all().item<bool>() && moment_of().isnan().all().item<bool>());
 }
 
 // One call each, by a program of one process; its files grow into more ranks (issue 51, 2).

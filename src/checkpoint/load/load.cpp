@@ -265,6 +265,12 @@ void GroupCheckpoint::arrange(const std::function<Checkpoint(const Checkpoint&)>
   confer(opened_->group, kOperation, {contribute, combine_untaken, require_same_names});
 }
 
+void GroupCheckpoint::require_fit(const Value& tree, const LoadOptions& options) {
+  const HeedStop heeding(options.stop);
+  const Purpose purpose("loading a checkpoint");
+  static_cast<void>(agreed_plan(tree, opened_->source, options, opened_->group));
+}
+
 LoadReport GroupCheckpoint::load(Value& tree, const LoadOptions& options) {
   return load_from(tree, opened_->source, options, opened_->group);
 }
