@@ -64,16 +64,22 @@ decltype(auto) call_method(Method method, Module&& module, Arguments&&... argume
 //   auto loss = loss_of(act(seen));                   // instead of policy->act(seen, true)
 //   AdamW optimizer(sharded_parameters(act.module()));
 //
-// A small handle; copies share the module.
+// A small handle; copies share the module. What `call` changes in its arguments has to show in its
+// parameters: a generic function that changes one throws `unsupported`.
 template <typename Impl, typename Call>
 class CalledModule {
  public:
   CalledModule(std::shared_ptr<Impl> module, Call call)
       : module_(std::move(module)), call_(std::move(call)) {
+    detail::require_module(module_.holder().get());
     module_.take_units();
   }
   template <typename... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
+    return detail::call_with(call_, *module_.holder(), std::forward<Arguments>(arguments)...);
+  }
+  template <typename... Arguments>
+  decltype(auto) operator()(Arguments&&... arguments) const {
     return detail::call_with(call_, *module_.holder(), std::forward<Arguments>(arguments)...);
   }
   [[nodiscard]] const std::shared_ptr<Impl>& module() const noexcept { return module_.holder(); }

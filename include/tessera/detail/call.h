@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/detail/carried.h"
 #include "tessera/detail/tensors_of.h"
 
 namespace [[gnu::visibility("default")]] tessera {
@@ -70,6 +71,9 @@ class WrappedModule {
 
 // Throws an Error: the tensors of a forward's result must be found to prepare the backward.
 [[noreturn]] void throw_unknown_result(const Unit& unit, const std::type_info& result);
+
+// Throws `invalid_argument` for a null pointer.
+void require_module(const torch::nn::Module* module);
 
 // One call of one unit's module: enter, forward, leave. An exception that ends it ends what the
 // unit had under way; where it ends the outermost call, the model needs a reset.
@@ -131,74 +135,12 @@ auto& impl_of(Module& module) {
   }
 }
 
-// Arguments with tensors inside are passed as copies, in which tensors may be replaced. What
-// forward may change is its caller's own, and so is everything else.
-template <typename Argument, bool kIsChanged>
-using Carried = std::conditional_t<TensorsOf<std::decay_t<Argument>>::any && !kIsChanged,
-                                   std::decay_t<Argument>, Argument&&>;
+// Of an overloaded or generic function no parameters are known.
+template <typename Parameters, typename... Arguments>
+inline constexpr bool kIsUnknown = std::tuple_size_v<Parameters> == 0 && sizeof...(Arguments) > 0;
 
-template <typename Argument, bool kIsChanged>
-decltype(auto) hand_over(Carried<Argument, kIsChanged>& value) {
-  if constexpr (TensorsOf<std::decay_t<Argument>>::any && std::is_lvalue_reference_v<Argument>) {
-    return static_cast<std::conditional_t<kIsChanged, Argument, std::decay_t<Argument>&>>(value);
-  } else {
-    return static_cast<std::remove_reference_t<Argument>&&>(value);
-  }
-}
-
-template <typename Value>
-void collect_tensors(Value& value, std::vector<at::Tensor*>& into) {
-  using Trait = TensorsOf<std::decay_t<Value>>;
-  if constexpr (Trait::any) {
-    Trait::visit(value, [&](at::Tensor& tensor) { into.push_back(&tensor); });
-  }
-}
-
-template <bool kIsWanted, typename Value>
-void collect_tensors_if(Value& value, std::vector<at::Tensor*>& into) {
-  if constexpr (kIsWanted) collect_tensors(value, into);
-}
-
-// Tensors in the caller's own arguments, which forward may change: what it gets in their place is
-// there while it runs alone. `Collect` finds them, as they are now.
-template <typename Collect>
-class HandedIn {
- public:
-  explicit HandedIn(Collect collect) : collect_(std::move(collect)) {
-    for (const auto* tensor : collect_()) given_.push_back(*tensor);
-  }
-  // Changes that forward made before it threw stay.
-  ~HandedIn() {
-    if (!given_.empty()) give_back();
-  }
-  HandedIn(const HandedIn&) = delete;
-  HandedIn& operator=(const HandedIn&) = delete;
-
-  // After tensors were replaced. If that fails halfway each is still in its place.
-  void note() {
-    for (const auto* tensor : collect_()) handed_.push_back(*tensor);
-  }
-  // What forward left as it got it is again what its caller gave. All else are results.
-  std::vector<at::Tensor*> give_back() {
-    const auto given = std::exchange(given_, {});
-    const auto found = collect_();
-    std::vector<at::Tensor*> results;
-    for (std::size_t at = 0; at < found.size(); ++at) {
-      std::size_t i = handed_.empty() ? at : 0;
-      while (i < handed_.size() && !handed_[i].is_same(*found[at])) ++i;
-      if (i < given.size()) {
-        *found[at] = given[i];
-      } else {
-        results.push_back(found[at]);
-      }
-    }
-    return results;
-  }
-
- private:
-  Collect collect_;
-  std::vector<at::Tensor> given_, handed_;
-};
+template <bool kAny, typename Argument>
+inline constexpr bool kIsWatchedCopy = (std::is_lvalue_reference_v<Argument>)&&kAny;
 
 // `forward` is what is called between the unit's steps; it has these parameters, as far as known.
 template <typename Parameters, typename Forward, typename... Arguments, std::size_t... I>
@@ -221,12 +163,20 @@ auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequenc
     (collect_tensors(std::get<I>(carried), tensors), ...);
     scope.enter(tensors);
     handed.note();
+    const Unchanged copies([&carried] {
+      std::vector<at::Tensor*> found;
+      constexpr bool kAny = kIsUnknown<Parameters, Arguments...>;
+      (collect_tensors_if<kIsWatchedCopy<kAny, Arguments>>(std::get<I>(carried), found), ...);
+      return found;
+    });
     if constexpr (std::is_void_v<Result>) {
       forward(hand_over<Arguments, may_change<Parameters, I>()>(std::get<I>(carried))...);
+      copies.require(scope.unit());
       scope.leave(handed.give_back());
     } else {
       Result result =
           forward(hand_over<Arguments, may_change<Parameters, I>()>(std::get<I>(carried))...);
+      copies.require(scope.unit());
       tensors = handed.give_back();
       collect_tensors(result, tensors);
       scope.leave(tensors);

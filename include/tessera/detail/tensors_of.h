@@ -136,12 +136,20 @@ template <typename Function>
 struct ParametersOf {
   using type = std::tuple<>;
 };
-template <typename Class, typename Result, typename... Parameters>
-struct ParametersOf<Result (Class::*)(Parameters...)> {
+template <typename Class, typename Result, bool kNoexcept, typename... Parameters>
+struct ParametersOf<Result (Class::*)(Parameters...) noexcept(kNoexcept)> {
   using type = std::tuple<Parameters...>;
 };
-template <typename Class, typename Result, typename... Parameters>
-struct ParametersOf<Result (Class::*)(Parameters...) const> {
+template <typename Class, typename Result, bool kNoexcept, typename... Parameters>
+struct ParametersOf<Result (Class::*)(Parameters...) const noexcept(kNoexcept)> {
+  using type = std::tuple<Parameters...>;
+};
+template <typename Class, typename Result, bool kNoexcept, typename... Parameters>
+struct ParametersOf<Result (Class::*)(Parameters...)& noexcept(kNoexcept)> {
+  using type = std::tuple<Parameters...>;
+};
+template <typename Class, typename Result, bool kNoexcept, typename... Parameters>
+struct ParametersOf<Result (Class::*)(Parameters...) const& noexcept(kNoexcept)> {
   using type = std::tuple<Parameters...>;
 };
 template <typename Impl>
@@ -165,8 +173,8 @@ struct BehindFirst<std::tuple<First, Others...>> {
 };
 template <typename Call>
 struct ParametersOfCall : ParametersOf<Call> {};
-template <typename Result, typename First, typename... Others>
-struct ParametersOfCall<Result (*)(First, Others...)> {
+template <typename Result, bool kNoexcept, typename First, typename... Others>
+struct ParametersOfCall<Result (*)(First, Others...) noexcept(kNoexcept)> {
   using type = std::tuple<Others...>;
 };
 template <typename Call>

@@ -16,6 +16,17 @@ void throw_unknown_result(const Unit& unit, const std::type_info& result) {
                   ", in which tensors cannot be found: specialize tessera::TensorsOf for it");
 }
 
+void throw_changed_argument(const Unit& unit) {
+  throw Error(ErrorCode::unsupported,
+              "the call of unit '" + unit.name() +
+                  "' has changed an argument, and its parameters are not known: give the function "
+                  "that is called types for them, instead of auto or overloads");
+}
+
+void require_module(const torch::nn::Module* module) {
+  if (module == nullptr) throw Error(ErrorCode::invalid_argument, "a null pointer for a module");
+}
+
 Call::Call(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
   if (!entry_of(*unit_).root) Root::make(*unit_);
   depth_ = entry_of(*unit_).root->depth();

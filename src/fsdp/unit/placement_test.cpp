@@ -267,6 +267,42 @@ TEST(Calls, OfAModuleThatIsKnownByItsBaseAreSaid) {
   });
 }
 
+// What a call changes in its arguments reaches its caller, or is an error: nothing gets lost.
+TEST(Calls, WhatTheyChangeIsNotLost) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto x = torch::ones({2, 4});
+    const auto fill = [](Policy& policy, const torch::Tensor& in, torch::Tensor& out) noexcept {
+      out = policy.act(in, 1);
+    };
+    const auto typed = fully_shard(std::make_shared<Policy>(), mesh, fill);
+    torch::Tensor out;
+    typed(x, out);
+    EXPECT_EQ(out.sizes(), x.sizes());
+
+    auto generic =
+        fully_shard(std::make_shared<Policy>(), mesh,
+                    [](auto& policy, auto& in, auto& made) { made = policy.act(in, 1); });
+    torch::Tensor lost;
+    EXPECT_THAT(error_of([&] { generic(x, lost); }), HasSubstr("has changed an argument"));
+    abandon_step(generic.module());
+    auto reads =
+        fully_shard(std::make_shared<Policy>(), mesh,
+                    [](auto& policy, auto& in, auto same) { return policy.act(in, 1) + same; });
+    auto y = x;
+    EXPECT_EQ(reads(y, y).sizes(), x.sizes());
+    EXPECT_TRUE(y.is_same(x));
+  });
+}
+
+TEST(Calls, NeedAModule) {
+  const std::shared_ptr<Policy> none;
+  const auto call = [](Policy&, const torch::Tensor& x) { return x; };
+  EXPECT_THAT(error_of([&] { static_cast<void>(fully_shard(none, Mesh(), call)); }),
+              HasSubstr("a null pointer for a module"));
+  EXPECT_THAT(error_of([&] { static_cast<void>(CalledModule(none, call)); }),
+              HasSubstr("a null pointer for a module"));
+}
+
 TEST(Calls, OfOtherMethodsAreSeen_F42) {
   run_mesh(2, [](Mesh& mesh) {
     Coder coder;

@@ -370,6 +370,7 @@ void shard_in_turn(const Mesh& mesh, const std::function<std::vector<UnitPlan>()
 
 void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   if (modules.empty()) throw Error(ErrorCode::invalid_argument, "fully_shard of no modules");
+  for (const auto& module : modules) require_module(module.module.get());
   drop_contained(modules);
   Ignored ignored;
   ignored.take(modules, spec);
