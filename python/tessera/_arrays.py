@@ -19,7 +19,6 @@ _BUFFERS = frozenset(f"{core}.numeric._frombuffer" for core in _CORES)  # since 
 NAMES: frozenset[str] = _ARRAYS | _SCALARS | _BUFFERS | {"numpy.dtype"}
 # Booleans, numbers and texts: no objects, records or dates.
 _DTYPE = re.compile("[biufcSU][0-9]{1,9}")
-_BEFORE_SIZES = 5  # of a dtype's state: version, byte order, and what plain dtypes have None for
 
 
 class _Pickled(bytearray):
@@ -54,8 +53,9 @@ def _dtype(value: Any, texts: bool) -> Any:
         return value
     if not isinstance(value, Opaque) or value.name != "numpy.dtype":
         raise TypeError
-    (text, *_), (_, order, *plain) = value.arguments or (), value.state[:_BEFORE_SIZES]
-    if not _DTYPE.fullmatch(text) or order not in ("<", ">", "|", "=") or any(part is not None for part in plain):
+    # Records and arrays inside, which plain dtypes have not. A ninth part is metadata.
+    (text, *_), (_, order, *inside, _, _, _) = value.arguments or (), value.state
+    if not _DTYPE.fullmatch(text) or order not in ("<", ">", "|", "=") or inside != [None, None, None]:
         raise TypeError
     dtype = numpy.dtype(order + text)
     if not texts and dtype.name not in SIZES:

@@ -349,6 +349,17 @@ def test_sizes_and_devices_that_torch_has_no_place_for(tmp_path, torch):
     assert {type(found) for found in tessera.load(tmp_path / "a.pt")} == {Opaque}
 
 
+def test_metadata_of_a_dtype_is_kept(tmp_path, torch):
+    dtype = numpy.dtype("i4", metadata={"unit": "m"})
+    state = {"dtype": dtype, "array": numpy.arange(3).astype(dtype), "scalar": Call(SCALAR, (dtype, b"1234"))}
+    torch.save(state, tmp_path / "a.pt")
+    found = tessera.load(tmp_path / "a.pt")
+    assert {type(value) for value in found.values()} == {Opaque}
+    tessera.save_file(found, tmp_path / "b.pt")
+    back = torch.load(tmp_path / "b.pt", weights_only=False)
+    assert back["dtype"].metadata == back["array"].dtype.metadata == {"unit": "m"} and back["array"].tolist() == [0, 1, 2]
+
+
 def test_values_in_many_places_do_not_multiply(tmp_path):
     content, items = bytes(1 << 20), list(range(10_000))
     arrays = [Call(RECONSTRUCT, ARRAY, (1, (1 << 20,), numpy.dtype("u1"), False, content)) for _ in range(300)]
