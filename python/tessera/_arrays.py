@@ -10,6 +10,10 @@ from typing import Any
 from tessera._memory import SIZES
 from tessera._values import Opaque
 
+# What numpy has, and what Python can multiply in no time.
+_MOST_DIMENSIONS = 64
+_MOST_BITS = 63
+
 # Private modules of numpy, before numpy 2 and since.
 _CORES = ("numpy.core", "numpy._core")
 _ARRAYS = frozenset(f"{core}.multiarray._reconstruct" for core in _CORES)
@@ -78,7 +82,9 @@ def _filled(shape: Any, dtype: Any, content: Any, is_fortran: bool) -> Any:
 
     if type(shape) is not tuple or type(content) not in (bytes, bytearray):
         raise TypeError
-    if not all(type(size) is int and size >= 0 for size in shape):
+    if len(shape) > _MOST_DIMENSIONS or not all(
+        type(size) is int and size >= 0 and size.bit_length() <= _MOST_BITS for size in shape
+    ):
         raise TypeError
     if len(content) != math.prod(shape) * dtype.itemsize:
         raise ValueError

@@ -24,6 +24,7 @@ _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 # Work on longer ones grows faster than their length.
 _MOST_BITS = 1 << 14
 _MOST_DIGITS = 1 << 16
+_MOST_LETTERS = 1 << 16
 
 _CONSTANTS = {"builtins.Ellipsis": Ellipsis, "builtins.NotImplemented": NotImplemented}
 _TORCH_DTYPES = frozenset({*SIZES, "qint32", "qint8", "quint2x4", "quint4x2", "quint8"})
@@ -83,6 +84,8 @@ def _integers(items: Any) -> Any:
 
 def _range(value: Opaque) -> range:
     start, stop, step = _integers(_arguments(value))
+    if max(number.bit_length() for number in (start, stop, step)) > _MOST_BITS:  # its length is a quotient
+        raise ValueError
     return range(start, stop, step)
 
 
@@ -224,6 +227,8 @@ def _path(value: Opaque) -> Any:
     parts = _arguments(value)
     if not all(type(part) is str for part in parts):
         raise TypeError
+    if sum(len(part) + 1 for part in parts) > _MOST_LETTERS:  # one text may be many parts
+        raise ValueError
     assert isinstance(value.name, str)
     kinds = {
         "PosixPath": pathlib.PosixPath,

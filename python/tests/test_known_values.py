@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import random
 import string
+import struct
 import sys
 import uuid
 import zipfile
@@ -292,6 +293,7 @@ def hostile():
     yield Call(uuid.UUID, ("00000000-0000-0000-0000-000000000005",))
     yield Call(range, (0, 1, 0))
     yield Call(range, ("a", 1, 1))
+    yield Call(range, (0, 1 << 8_000_000, (1 << 4_000_000) + 1))
     yield Call(slice, ())
     yield Call(collections.Counter, (7,))
     yield Call(collections.Counter, ({},), {"update": 1})
@@ -303,6 +305,7 @@ def hostile():
     yield Call(pathlib.PosixPath, (1,))
     yield Call(pathlib.PurePosixPath, ("a",), {"_drv": "x"})
     yield Call(pathlib.WindowsPath, ("c:/",))
+    yield Call(pathlib.PureWindowsPath, ("a",) * 100_000)
 
 
 @pytest.mark.parametrize("number", range(len(list(hostile()))))
@@ -320,6 +323,15 @@ def test_what_does_not_fit_stays_as_it_is(number, tmp_path):
     tessera.save_file({"a": found}, tmp_path / "b.pt")
     again = tessera.load(tmp_path / "b.pt", framework="numpy")["a"]
     assert type(again) is Opaque and again.name == found.name
+
+
+def test_a_shape_whose_product_nobody_waits_for(tmp_path):
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+    dtype = b"cnumpy\ndtype\nX\x02\0\0\0f4\x89\x88\x87R(K\x03X\x01\0\0\0<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+    for size, dimensions in ((2_000, 10_000), (8, 20_000), (20_000, 64)):
+        shape = b"(\x8b" + struct.pack("<i", size) + b"\x7f" * size + b"q\x05" + b"h\x05" * (dimensions - 1) + b"t"
+        (tmp_path / "a.pt").write_bytes(archive(b"\x80\x03" + array + b"(K\x01" + shape + dtype + b"\x89C\0tb."))
+        assert type(tessera.load(tmp_path / "a.pt", framework="numpy")) is Opaque
 
 
 def archive(pickled):

@@ -8,7 +8,6 @@ import enum
 import gc
 import importlib
 import io
-import pathlib
 import types
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -66,12 +65,7 @@ def _entry(name: str, tensor: Any, parts: list[Any], storage: dict[dcp.MetadataI
     return dcp.TensorStorageMetadata(properties, torch.Size(shape), chunks)
 
 
-_PLAIN = {
-    "torch.Size": torch.Size,
-    "torch.device": torch.device,
-    "pathlib.PosixPath": pathlib.PosixPath,
-    "pathlib._local.PosixPath": pathlib.PosixPath,
-}
+_PLAIN = {"torch.Size": torch.Size, "torch.device": torch.device}
 
 # torch's own, found without asking its `__getattr__`, which imports modules.
 _SETTINGS = {
