@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 import tessera.torch  # noqa: E402
 from tests_of_torch import run_ranks, same, state_of  # noqa: E402
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
@@ -266,3 +267,28 @@ def of_a_process(rank, ranks, path):
 
 def test_a_save_by_a_process_in_the_background(tmp_path):
     run_ranks(of_a_process, 1, str(tmp_path))
+
+
+def test_counters_are_what_torch_makes_of_them(tmp_path):
+    counter = collections.Counter({"a": 2, "b": 1})
+    state = {
+        "w": torch.ones(1), "counter": counter, "numbers": collections.Counter({1: 1}), "in a list": [collections.Counter(a=1)],
+        "in a tuple": (collections.Counter({1: 1, "1": 2}), [collections.Counter(b=1)]),
+    }  # fmt: skip
+    for name, save in {"torch": dcp.save, "ours": tessera.torch.save}.items():
+        save(state, checkpoint_id=tmp_path / name)
+        dcp_to_torch_save(tmp_path / name, tmp_path / f"{name}.pt")
+    expected, found = (torch.load(tmp_path / f"{name}.pt", weights_only=False) for name in ("torch", "ours"))
+    for key, value in expected.items():
+        assert repr(found[key]) == repr(value), key
+    assert type(found["counter"]) is dict and type(found["in a tuple"][0]) is collections.Counter
+    into = {"w": torch.zeros(1), "counter": collections.Counter(a=0, b=0)}
+    assert loaded(into, tmp_path / "ours")["counter"] == counter
+
+
+def test_keys_of_a_counter_that_have_one_text(tmp_path):
+    state = {"counter": collections.Counter({1: 1, "1": 2})}
+    with pytest.raises(BaseException, match="duplicated flatten key"):
+        dcp.save(state, checkpoint_id=tmp_path / "torch")
+    with pytest.raises(tessera.ConflictError, match="counter.1"):
+        tessera.torch.save(state, checkpoint_id=tmp_path / "ours")

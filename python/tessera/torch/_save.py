@@ -82,8 +82,8 @@ def _save_here(
     """None: some rank leaves it to torch."""
     tree = failure = None
     try:
-        describe = _tree.describe_for_ranks(group.size if group else 1)
-        tree = _core.make_tree(_tree.states_of(state_dict), describe)
+        state = _tree.states_of(state_dict)
+        tree = _core.make_tree(state, _tree.describe_for_ranks(group.size if group else 1, state))
     except _tree.LeftToTorch:
         pass
     except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,18 @@ def _is_taken_apart(values: list[Any]) -> bool:
     )
 
 
+def _mappings_taken_apart(container: Any) -> set[int]:
+    """Those that `leaves` goes down into, by identity. A list above one is taken apart, too. The state may contain itself."""
+    seen: set[int] = set()
+    rest = [container]
+    while rest:
+        found = rest.pop()
+        if isinstance(found, (Mapping, list)) and id(found) not in seen:
+            seen.add(id(found))
+            rest.extend(found.values() if isinstance(found, Mapping) else found)
+    return seen
+
+
 def speaks(thing: Any, question: str) -> bool:
     """Whether it answers one of the questions of torch's protocol for sharded objects itself. A DTensor asks its local part."""
     asked = thing._local_tensor if isinstance(thing, DTensor) else thing
@@ -97,12 +110,14 @@ def _is_empty(thing: Any) -> bool:
     return isinstance(thing, torch.Tensor) and 0 in thing.size()
 
 
-def describe_for_ranks(ranks: int) -> Callable[[Any], Description]:
-    """`describe` for `_core.make_tree`, where so many ranks hold one tensor."""
+def describe_for_ranks(ranks: int, state: Any) -> Callable[[Any], Description]:
+    """`describe` for `_core.make_tree` of this state, where so many ranks hold one tensor."""
+    apart = _mappings_taken_apart(state)
 
     def described(thing: Any) -> Description:
-        if isinstance(thing, Mapping):
-            return of_mapping(thing)  # a Counter, too: torch takes every mapping apart
+        # torch takes every mapping apart that it comes to, a Counter, too. One in a tuple it pickles.
+        if isinstance(thing, Mapping) and (type(thing) is not collections.Counter or id(thing) in apart):
+            return of_mapping(thing)
         if speaks(thing, "__create_write_items__"):
             raise LeftToTorch
         try:
