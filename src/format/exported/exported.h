@@ -23,10 +23,11 @@ struct Models {
 
 // None: `source` is no such archive. The models themselves are not read, and no code is run. Tensor
 // leaves are as torch_file::read makes them. Each failure names the tensor: `corrupt` for JSON that
-// contradicts itself or the records, `incomplete` for a tensor that was exported without its
-// values, `unsafe` for a record's name that leaves its folder, `limit` for more than 100 MB of
-// JSON, `unsupported` for sizes that are symbols, for layouts that are not strided and for archives
-// without tables of weights, `conflict` for a weight and a constant of one name.
+// contradicts itself or the records, `incomplete` for tensors all of which were exported
+// without their values (some are left out), `unsafe` for a record's name that leaves its folder,
+// `limit` for more than 100 MB of JSON, `unsupported` for sizes that are symbols, for layouts that
+// are not strided and for archives without tables of weights, `conflict` for a weight and a
+// constant of one name.
 [[nodiscard]] std::optional<Models> read(const std::shared_ptr<const ByteSource>& source);
 
 // The names of the entries that torch.export.load hands to an unpickler, whatever these say of

@@ -55,6 +55,7 @@ class Reader {
       made.tree = Value::dict();
       for (const std::string& name : names) made.tree.set_item(name, model(name));
     }
+    require_values();
     made.notes = notes();
     return made;
   }
@@ -99,6 +100,14 @@ class Reader {
     return std::ranges::any_of(records_.archive().entries(), [&prefix](const zip::Entry& entry) {
       return entry.name.starts_with(prefix);
     });
+  }
+
+  // Who exported a whole model of the meta device may think that its weights are here.
+  void require_values() const {
+    if (kept_ > 0 || without_values_.empty()) return;
+    throw Error(ErrorCode::incomplete, "it was exported without its values, and so was all else")
+        .at_path(records_.name())
+        .at_key(without_values_.front());
   }
 
   Value model(const std::string& name) {
@@ -165,6 +174,8 @@ class Reader {
       Value& known = pickled_[name];
       if (known.is(Kind::none)) known = torch_file::detached(pickled(name, *record));
       add_pair(entry.name, known);
+    } else if (record->size == 0 && numel(entry.meta->sizes) != 0) {
+      without_values_.push_back(entry.name);
     } else {
       add_pair(entry.name, tensor_of(*entry.meta, name, *record));
     }
@@ -205,8 +216,6 @@ class Reader {
                           " bytes holds no whole number of elements of " +
                           std::to_string(size_of(meta.dtype)));
     }
-    if (record.size == 0 && numel(meta.sizes) != 0)
-      throw Error(ErrorCode::incomplete, "it was exported without its values");
     torch_file::require_inside({meta.offset, meta.sizes, meta.strides}, meta.dtype, record.size);
     Tensor tensor;
     tensor.dtype = meta.dtype;
@@ -227,18 +236,25 @@ class Reader {
           .at_key(name);
     }
     pairs_.emplace_back(name, std::move(value));
+    ++kept_;
+  }
+
+  static std::string listed(const std::vector<std::string>& names) {
+    std::string text;
+    for (std::size_t i = 0; i < std::min(names.size(), kNamesInNote); ++i)
+      text += (i == 0 ? "" : ", ") + printable(names[i], 200);
+    if (names.size() > kNamesInNote)
+      text += " and " + std::to_string(names.size() - kNamesInNote) + " more";
+    return text;
   }
 
   [[nodiscard]] std::vector<std::string> notes() const {
     std::vector<std::string> notes;
-    if (!left_out_.empty()) {
-      std::string text = "constants that only code can load are left out: ";
-      for (std::size_t i = 0; i < std::min(left_out_.size(), kNamesInNote); ++i)
-        text += (i == 0 ? "" : ", ") + printable(left_out_[i], 200);
-      if (left_out_.size() > kNamesInNote)
-        text += " and " + std::to_string(left_out_.size() - kNamesInNote) + " more";
-      notes.push_back(std::move(text));
-    }
+    if (!left_out_.empty())
+      notes.push_back("constants that only code can load are left out: " + listed(left_out_));
+    if (!without_values_.empty())
+      notes.push_back("what was exported without its values is left out: " +
+                      listed(without_values_));
     if (has_compiled())
       notes.emplace_back("code that AOTInductor compiled, and what is for it alone, is left out");
     return notes;
@@ -247,7 +263,9 @@ class Reader {
   Records records_;
   std::vector<Value::Pair> pairs_;  // of the model
   std::unordered_set<std::string> taken_;
-  std::vector<std::string> left_out_;  // constants
+  std::size_t kept_ = 0;                     // of all models
+  std::vector<std::string> left_out_;        // constants
+  std::vector<std::string> without_values_;  // tensors of the meta device
   // By record, with the dtype of the tensors.
   std::unordered_map<std::string, std::pair<DType, std::shared_ptr<Storage>>> storages_;
   std::unordered_map<std::string, Value> pickled_;  // by record

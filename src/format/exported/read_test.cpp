@@ -96,6 +96,16 @@ TEST(Exported, ConstantsThatAreNoTensorsAreNamed) {
   EXPECT_THAT(made.notes, ElementsAre(HasSubstr("left out: o"), HasSubstr("AOTInductor")));
 }
 
+// As of the meta device. The others are read.
+TEST(Exported, TensorsWithoutValuesAreNamed) {
+  test::Text records = test::records(R"("v": )" + test::entry() + R"(, "w": )" +
+                                     test::entry("\"weight_0\"", "\"weight_1\""));
+  records.emplace_back("data/weights/weight_1", "");
+  const Models made = made_of(test::archive_of(records));
+  EXPECT_THAT(names_in(made.tree), ElementsAre("v"));
+  EXPECT_THAT(made.notes, ElementsAre("what was exported without its values is left out: w"));
+}
+
 // A tensor of a class of its own is pickled; two names of one record are one value.
 TEST(Exported, APickledWeightIsWhatTorchSaveMade) {
   const auto saved = tessera::test::golden("item.pt");
