@@ -223,23 +223,35 @@ KnownParts parts_of_path(const Object& object) {
   return written(object.callable.global_name() + "(", Value(joined_path(*given)), ")");
 }
 
-// Of Windows: what has a drive begins anew, which is told apart here only at the beginning.
+// "c:", which may have a root behind it or none.
+std::string_view drive_of(std::string_view text) {
+  const bool has_letter =
+      !text.empty() && ((text[0] >= 'a' && text[0] <= 'z') || (text[0] >= 'A' && text[0] <= 'Z'));
+  return has_letter && text.substr(1).starts_with(':') ? text.substr(0, 2) : std::string_view();
+}
+
+// Of Windows: relative, or with a drive at the beginning. What else has a root, a drive or a stream
+// stays a call.
 KnownParts parts_of_windows_path(const Object& object) {
   const auto* given = call_arguments(object);
   if (given == nullptr || !are_strings(*given)) return std::nullopt;
+  std::string start;
   std::vector<Value> parts;
   for (const Value& part : *given) {
     std::string text = part.as_string();
     std::ranges::replace(text, '\\', '/');
-    const bool is_rooted = text.starts_with('/') || text.find(':') != std::string::npos;
-    if (is_rooted && (!parts.empty() || text.starts_with('/'))) return std::nullopt;
+    if (parts.empty()) start = drive_of(text);
+    text.erase(0, parts.empty() ? start.size() : 0);
+    if (parts.empty() && !start.empty() && text.starts_with('/')) {
+      start += '/';
+      text.erase(0, text.find_first_not_of('/'));
+    }
+    if (text.starts_with('/') || text.find(':') != std::string::npos) return std::nullopt;
     parts.emplace_back(std::move(text));
   }
-  std::string path = joined_path(parts);
-  // "c:/" keeps its slash.
-  if (!parts.empty() && path.size() == 2 && path[1] == ':' && parts[0].as_string().ends_with('/'))
-    path += '/';
-  return written(object.callable.global_name() + "(", Value(std::move(path)), ")");
+  const std::string rest = joined_path(parts);
+  const bool is_start = rest == "." && !start.empty();
+  return written(object.callable.global_name() + "(", Value(is_start ? start : start + rest), ")");
 }
 
 // torch's and numpy's.

@@ -97,6 +97,12 @@ TEST(Known, NumbersAndNames) {
   EXPECT_EQ(path("PosixPath", {}), "PosixPath('.')");
   EXPECT_EQ(path("PureWindowsPath", {"c:\\", "a"}), "PureWindowsPath('c:/a')");
   EXPECT_EQ(path("PureWindowsPath", {"c:\\"}), "PureWindowsPath('c:/')");
+  EXPECT_EQ(path("PureWindowsPath", {"C:", "x", "y"}), "PureWindowsPath('C:x/y')");
+  EXPECT_EQ(path("PureWindowsPath", {"C:x\\y", "z"}), "PureWindowsPath('C:x/y/z')");
+  EXPECT_EQ(path("PureWindowsPath", {"C:"}), "PureWindowsPath('C:')");
+  EXPECT_EQ(path("PureWindowsPath", {"C:\\", "x"}), "PureWindowsPath('C:/x')");
+  EXPECT_EQ(path("PureWindowsPath", {"x", "y\\z"}), "PureWindowsPath('x/y/z')");
+  EXPECT_EQ(path("PureWindowsPath", {}), "PureWindowsPath('.')");
 }
 
 // What its class would not make a value of.
@@ -141,6 +147,10 @@ TEST(Known, WrongArgumentsAreNone) {
       call_of("uuid", "UUID", {"00000000-0000-0000-0000-000000000005"}),
       call_of("pathlib", "PosixPath", {1}),
       call_of("pathlib", "PureWindowsPath", {"a", "c:\\b"}),
+      call_of("pathlib", "PureWindowsPath", {"\\\\host\\share\\", "b"}),
+      call_of("pathlib", "PureWindowsPath", {"c:", "\\b"}),
+      call_of("pathlib", "PureWindowsPath", {"c:a:b"}),
+      call_of("pathlib", "PureWindowsPath", {"1:b"}),
       call_of("torch", "device", {"cuda:0", 1, 2}),
       call_of("torch", "device", {"a\nb"}),
       call_of("torch", "device", {"cuda", 1000}),
