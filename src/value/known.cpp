@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <numeric>
 #include <utility>
@@ -36,16 +37,51 @@ KnownParts parts_of_slice(const Object& object) {
 
 // Containers.
 
-// The largest number first, as repr does where it can compare them.
-std::vector<Value::Pair> most_common(const Value& counts) {
-  std::vector<Value::Pair> pairs = counts.pairs();
-  const bool are_numbers = std::ranges::all_of(
-      pairs, [](const Value::Pair& pair) { return small_integer(pair.second).has_value(); });
-  if (are_numbers) {
-    std::ranges::stable_sort(pairs, [](const Value::Pair& a, const Value::Pair& b) {
-      return a.second.as_integer().small > b.second.as_integer().small;
-    });
+constexpr double kPastIntegers = 9223372036854775808.0;  // 2^63
+
+// Whether a < b, to the last bit. NaN is not among them.
+bool is_less(std::int64_t a, double b) {
+  if (b >= kPastIntegers) return true;
+  return b > -kPastIntegers && a < static_cast<std::int64_t>(std::ceil(b));
+}
+
+bool is_less(double a, std::int64_t b) {
+  return a < kPastIntegers && (a < -kPastIntegers || static_cast<std::int64_t>(std::floor(a)) < b);
+}
+
+template <typename Number>
+bool is_less(Number a, Number b) {
+  return a < b;
+}
+
+using Count = std::variant<std::int64_t, double>;
+
+// nullopt: it is no real number, or one of more than 64 bits.
+std::optional<Count> count_of(const Value& value) {
+  if (value.is(Kind::boolean)) return Count(static_cast<std::int64_t>(value.as_bool() ? 1 : 0));
+  if (value.is(Kind::real) && !std::isnan(value.as_real())) return Count(value.as_real());
+  const auto integer = small_integer(value);
+  return integer ? std::optional<Count>(*integer) : std::nullopt;
+}
+
+// The largest number first, as repr has them; nullopt: nobody but Python knows how these compare.
+std::optional<std::vector<Value::Pair>> most_common(const Value& counts) {
+  std::vector<std::pair<Count, const Value::Pair*>> found;
+  // What compares with nothing leaves the order as it is, and so does one count alone.
+  const bool stays = counts.size() < 2 || std::ranges::any_of(counts.pairs(), [](const auto& pair) {
+                       return is_one_of(pair.second.kind(), Kind::none, Kind::complex, Kind::dict);
+                     });
+  if (stays) return counts.pairs();
+  for (const Value::Pair& pair : counts.pairs()) {
+    const auto count = count_of(pair.second);
+    if (!count) return std::nullopt;
+    found.emplace_back(*count, &pair);
   }
+  std::ranges::stable_sort(found, [](const auto& a, const auto& b) {
+    return std::visit([](auto x, auto y) { return is_less(y, x); }, a.first, b.first);
+  });
+  std::vector<Value::Pair> pairs;
+  for (const auto& [count, pair] : found) pairs.push_back(*pair);
   return pairs;
 }
 
@@ -55,7 +91,9 @@ KnownParts parts_of_counter(const Object& object) {
       (*given)[0].dict_kind() != DictKind::dict)
     return std::nullopt;
   if ((*given)[0].size() == 0) return written("Counter()");
-  return written("Counter(", Value::dict(most_common((*given)[0])), ")");
+  auto pairs = most_common((*given)[0]);
+  if (!pairs) return std::nullopt;
+  return written("Counter(", Value::dict(*std::move(pairs)), ")");
 }
 
 // deque(), deque((), 3) and then the items, or deque([1, 2], 3). Null: there are both.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,19 @@ TEST(Known, BuiltinsAndContainers) {
   EXPECT_EQ(render(call_of("collections", "Counter", {Value::dict({{"b", 1}, {"a", 2}})})),
             "Counter({'a': 2, 'b': 1})");
   EXPECT_EQ(render(call_of("collections", "Counter", {Value::dict({})})), "Counter()");
+  const auto counter = [](std::vector<Value::Pair> counts) {
+    return render(call_of("collections", "Counter", {Value::dict(std::move(counts))}));
+  };
+  EXPECT_EQ(counter({{"a", 1}, {"b", 1.5}, {"c", true}, {"d", -INFINITY}}),
+            "Counter({'b': 1.5, 'a': 1, 'c': True, 'd': -inf})");
+  // 2^53 and 2^53 + 1, of which a float has but one, and past all integers of 64 bits.
+  EXPECT_EQ(counter({{"a", 9007199254740992.0}, {"b", 9007199254740993}, {"c", 1e300}}),
+            "Counter({'c': 1e+300, 'b': 9007199254740993, 'a': 9007199254740992.0})");
+  EXPECT_EQ(counter({{"a", INT64_MAX}, {"b", 9223372036854775808.0}, {"c", INT64_MIN}}),
+            "Counter({'b': 9.223372036854776e+18, 'a': 9223372036854775807, "
+            "'c': -9223372036854775808})");
+  EXPECT_EQ(counter({{"a", 1}, {"b", Value()}, {"c", 2}}), "Counter({'a': 1, 'b': None, 'c': 2})");
+  EXPECT_EQ(counter({{"a", "x"}}), "Counter({'a': 'x'})");
   Object deque{.callable = Value::global("collections", "deque"),
                .arguments = Value::tuple({Value::tuple({}), 3}),
                .list_items = {1, Value::list({2})}};
@@ -65,7 +79,7 @@ TEST(Known, DatesAndTimes) {
   EXPECT_EQ(datetime({raw({7, 232, 2, 29, 3, 4, 5, 1, 0, 0})}),
             "datetime.datetime(2024, 2, 29, 3, 4, 5, 65536)");
   EXPECT_EQ(datetime({raw({7, 232, 0x81, 2, 3, 4, 0, 0, 0, 1}), zone({delta(0, 0, 0)})}),
-            "datetime.datetime(2024, 1, 2, 3, 4, 0, 1, tzinfo=datetime.timezone.utc, fold=1)");
+            "datetime.datetime(2024, 1, 2, 3, 4, 0, 1, fold=1, tzinfo=datetime.timezone.utc)");
   EXPECT_EQ(render(zone({delta(-1, 3600, 0), "x"})),
             "datetime.timezone(datetime.timedelta(days=-1, seconds=3600), 'x')");
   EXPECT_EQ(render(call_of("datetime", "date", {raw({7, 232, 1, 2})})),
@@ -115,6 +129,9 @@ TEST(Known, WrongArgumentsAreNone) {
       Value::global("builtins", "range"),
       call_of("collections", "Counter", {1}),
       call_of("collections", "Counter", {}),
+      // In what order Python has these nobody else knows.
+      call_of("collections", "Counter", {Value::dict({{"a", NAN}, {"b", 1}})}),
+      call_of("collections", "Counter", {Value::dict({{"a", "x"}, {"b", "y"}})}),
       call_of("collections", "deque", {Value::tuple({}), -1}),
       call_of("collections", "deque", {"abc"}),
       call_of("datetime", "date", {raw({7, 232, 13, 2})}),

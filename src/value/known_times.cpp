@@ -72,9 +72,9 @@ std::string date_text(const Date& date) {
 
 // `text` without its last bracket, then what a datetime and a time may have besides.
 KnownParts with_zone(const std::string& text, const Fields& fields, bool is_second) {
-  const std::string end = is_second ? ", fold=1)" : ")";
-  if (fields.zone == nullptr) return written(text + end);
-  return written(text + ", tzinfo=", *fields.zone, end);
+  const std::string start = text + (is_second ? ", fold=1" : "");
+  if (fields.zone == nullptr) return written(start + ")");
+  return written(start + ", tzinfo=", *fields.zone, ")");
 }
 
 struct Duration {

@@ -78,6 +78,9 @@ PLAIN = {
     "delta": datetime.timedelta(days=-1, microseconds=7), "zone": datetime.timezone(datetime.timedelta(hours=-3), "x"),
     "decimal": decimal.Decimal("1.50"), "fraction": fractions.Fraction(-1, 3), "uuid": uuid.UUID(int=1 << 127),
     "path": pathlib.PurePosixPath("/a/b"), "windows": pathlib.PureWindowsPath("c:/a"), "bound": (slice(1, 2), [range(0, 1)]),
+    "second": datetime.datetime(2024, 1, 2, 3, 4, fold=1, tzinfo=datetime.timezone.utc), "second time": datetime.time(1, fold=1),
+    "shares": collections.Counter({"a": 1, "b": 2.5, "c": True, "d": 2, "e": float("inf")}), "mixed": collections.Counter(a=1, b=None, c=2),
+    "drive": pathlib.PureWindowsPath("C:x\\y"), "only a drive": pathlib.PureWindowsPath("C:"), "root": pathlib.PureWindowsPath("C:/"),
 }
 
 
