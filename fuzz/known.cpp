@@ -4,6 +4,7 @@
 #include "format/pickle/pickle.h"
 #include "target.h"
 #include "tessera/numpy_array.h"
+#include "value/meaning.h"
 #include "value/render.h"
 
 void tessera::fuzz::parse(ByteView input) {
@@ -11,6 +12,7 @@ void tessera::fuzz::parse(ByteView input) {
   options.max_nodes = 100'000;
   const Value value = pickle::read(input, options).value;
   (void)render(value, 100'000);
+  (void)meaning_of(value);
   if (!value.is(Value::Kind::list)) return;
   for (const Value& item : value.items()) {
     const auto array = numpy_array(item);

@@ -88,8 +88,11 @@ struct Difference {
 [[nodiscard]] std::string_view to_string(Difference::Kind kind) noexcept;
 
 // Compares by name, across kinds: `missing` is only in `a`, `extra` only in `b`. Tensors are
-// compared bit for bit. If both checkpoints have types, the types of dicts, of their keys and of
-// tensors (parameters, requires_grad) are compared too; a difference is one `type` per container.
+// compared bit for bit, and so are arrays of numpy, whose order of bytes and of dimensions does not
+// count. Values of known classes (docs/formats/torch-save.md) are equal if they mean the same,
+// however they were pickled. If both checkpoints have types, the types of dicts, of their keys and
+// of tensors (parameters, requires_grad) are compared too; a difference is one `type` per
+// container.
 [[nodiscard]] std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
                                            const ProgressHook& progress = {});
 

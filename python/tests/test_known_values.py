@@ -399,3 +399,53 @@ def test_a_container_that_holds_itself(tmp_path):
     ring.append(ring)
     with pytest.raises(tessera.InvalidArgumentError, match="contains itself"):
         tessera.save_file({"a": ring}, tmp_path / "a.pt")
+
+
+def test_one_meaning_that_was_pickled_in_several_ways_is_no_difference(tmp_path):
+    def saved(name, protocol, bytes_order, order, last=4.0):
+        array = numpy.array([[1.0, 2.0], [3.0, last]], bytes_order + "f8", order=order)
+        queue = Call(collections.deque, ((), 3), items=[last]) if protocol == 2 else Call(collections.deque, ([last], 3))
+        state = {
+            "array": array, "inside": collections.deque([[array], {"a": (array,)}]), "keys": ({numpy.float64(last): 1}, {numpy.float64(last)}),
+            "scalar": numpy.float64(last), "queue": (queue,), "fraction": Call(fractions.Fraction, ("1/3",) if protocol == 2 else (1, 3)),
+        }  # fmt: skip
+        content = pickle.dumps(state, protocol)
+        if protocol == 2:  # as numpy 1 has it
+            content = content.replace(b"cnumpy._core.", b"cnumpy.core.")
+        (tmp_path / name).write_bytes(archive(content))
+        return tmp_path / name
+
+    first, second = saved("a.pt", 2, ">", "C"), saved("b.pt", 5, "<", "F")
+    assert tessera.diff(first, second) == tessera.diff(second, first) == []
+    found = {row.name: (row.kind, row.text) for row in tessera.diff(first, saved("c.pt", 5, "<", "F", last=5.0))}
+    differs = "1 of 4 elements differ, first at [1, 1], largest difference 1"
+    assert found == {
+        "array": ("value", differs),
+        "inside": ("value", "a tensor or array in it: " + differs),
+        "keys": ("value", "({np.float64(4.0): 1}, {np.float64(4.0)}) / ({np.float64(5.0): 1}, {np.float64(5.0)})"),
+        "scalar": ("value", "np.float64(4.0) / np.float64(5.0)"),
+        "queue": ("value", "(deque([4.0], maxlen=3),) / (deque([5.0], maxlen=3),)"),
+    }
+
+
+def test_what_differs_is_shown(tmp_path):
+    one, other = list(range(1000)), list(range(1000))
+    other[900] = "x"
+    nan = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000001))[0]
+    for name, state in {"a": (one, float("nan"), numpy.ones(2)), "b": (other, nan, numpy.ones(2, "f4"))}.items():
+        content = pickle.dumps(dict(zip(("list", "nan", "array"), state)), 2)
+        (tmp_path / f"{name}.pt").write_bytes(archive(content))
+    after = ", 901, 902, 903, 904, 905, 906, 907, 908, 909, 910, 911, 912, 913, 914, 915, ..."
+    assert {row.name: (row.kind, row.text) for row in tessera.diff(tmp_path / "a.pt", tmp_path / "b.pt")} == {
+        "list": ("value", f"...896, 897, 898, 899, 900{after} / ...896, 897, 898, 899, 'x'{after}"),
+        "nan": ("value", "both look like nan, and differ in what that does not show"),
+        "array": ("dtype", "float64 / float32"),
+    }
+
+
+def test_nested_as_deep_as_a_pickle_may(tmp_path):
+    for name, number in {"a": b"K\x01", "b": b"K\x02"}.items():
+        content = b"\x80\x02}X\x01\0\0\0a" + b"ccollections\ndeque\n)R" * 990 + number + b"a" * 990 + b"s."
+        (tmp_path / f"{name}.pt").write_bytes(archive(content))
+    (found,) = tessera.diff(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert found.kind == "value" and found.text.startswith("both look like deque([deque([")

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "value/integer.h"
+#include "value/meaning.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -177,6 +178,29 @@ TEST(Known, WrongArgumentsAreNone) {
       call_of("os", "system", {"x"}),
   };
   for (const Value& value : wrong) EXPECT_FALSE(known_value(value)) << render(value);
+}
+
+// One meaning has one form, wherever it is.
+TEST(Known, Meanings) {
+  Object items{.callable = Value::global("collections", "deque"),
+               .arguments = Value::tuple({}),
+               .list_items = {1, 2}};
+  const Value deque = Value::object(items);
+  const Value same = call_of("collections", "deque", {Value::tuple({1, 2})});
+  EXPECT_NE(deque, same);
+  EXPECT_EQ(meaning_of(deque), meaning_of(same));
+  const auto inside = [](const Value& value) {
+    return Value::list({Value::dict({{Value::tuple({value}), Value::set({value})}}),
+                        call_of("other", "Thing", {value})});
+  };
+  EXPECT_EQ(meaning_of(inside(deque)), meaning_of(inside(same)));
+  const Value third = call_of("fractions", "Fraction", {1, 3});
+  EXPECT_EQ(meaning_of(inside(third)),
+            meaning_of(inside(call_of("fractions", "Fraction", {"1/3"}))));
+  EXPECT_NE(meaning_of(third), meaning_of(call_of("fractions", "Fraction", {2, 3})));
+  EXPECT_NE(meaning_of(third), meaning_of(Value("Fraction(1, 3)")));
+  EXPECT_EQ(meaning_of(call_of("pathlib", "PosixPath", {"/", "a"})),
+            meaning_of(call_of("pathlib._local", "PosixPath", {"/a"})));
 }
 
 }  // namespace

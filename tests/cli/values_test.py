@@ -137,6 +137,20 @@ class Values(Case):
         texts = [row["text"] for row in json.loads(tessera("ls", path, "--json").stdout)]
         self.assertEqual(sorted(texts), ["device(type='cuda', index=1)", "torch.Size([1, 2])", "torch.float32"])
 
+    def test_arrays_that_mean_the_same_do_not_differ(self):
+        little, big = struct.pack("<4f", 1, 2, 3, 4), struct.pack(">4f", 1, 3, 2, 4)
+        one = array("f4", (2, 2), little)
+        other = array("f4", (2, 2), big, ">", is_fortran=True, module="numpy.core")
+        a = write_value(self.work / "a.pt", {"array": one, "queue": collections.deque([(one,)])})
+        b = write_value(self.work / "b.pt", {"array": other, "queue": collections.deque([(other,)])})
+        self.assertEqual(tessera("diff", a, b).stdout, "equal: 2 leaves, bit for bit\n")
+        changed = array("f4", (2, 2), little[:-4] + struct.pack("<f", 5))
+        c = write_value(self.work / "c.pt", {"array": changed, "queue": collections.deque([(changed,)])})
+        text = "1 of 4 elements differ, first at [1, 1], largest difference 1\n"
+        self.assertEqual(tessera("diff", b, c).stdout, f"value    array  {text}value    queue  a tensor or array in it: {text}")
+        (row, _) = json.loads(tessera("diff", "--json", b, c).stdout)
+        self.assertEqual((row["different"], row["elements"], row["first"], row["largest_difference"]), (1, 4, [1, 1], 1))
+
     def test_what_does_not_fit_is_shown_as_the_call_that_it_is(self):
         huge = 1 << 62
         for value in (array("f4", (2,), b"1234"), array("f4", (huge, huge), b""), array("f4", (huge, huge, 0), b""),

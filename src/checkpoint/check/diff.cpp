@@ -12,9 +12,11 @@
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "tessera/error.h"
+#include "tessera/numpy_array.h"
 #include "tessera/verify.h"
 #include "value/children.h"
 #include "value/equality.h"
+#include "value/meaning.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -168,6 +170,23 @@ std::string described(const Tensor& tensor) {
          (tensor.requires_grad ? " that requires grad" : "");
 }
 
+// What two values are that differ, as far as a line can show it.
+std::string texts_of(const Value& a, const Value& b) {
+  const std::string short_a = render(a), short_b = render(b);
+  if (short_a != short_b) return short_a + " / " + short_b;
+  constexpr std::size_t kMost = 1 << 20;  // bytes
+  constexpr std::size_t kBefore = 20;     // in front of what differs
+  const std::string x = render(a, kMost), y = render(b, kMost);
+  if (x == y) return "both look like " + short_a + ", and differ in what that does not show";
+  std::size_t at = static_cast<std::size_t>(std::ranges::mismatch(x, y).in1 - x.begin());
+  at -= std::min(at, kBefore);
+  while (at > 0 && (x[at] & 0xc0) == 0x80) --at;  // not in the middle of a letter
+  const auto from = [at](const std::string& text) {
+    return "..." + printable(std::string_view(text).substr(at), 100);
+  };
+  return from(x) + " / " + from(y);
+}
+
 bool same_container(const Container* x, const Container* y) {
   return x == y || (x != nullptr && y != nullptr && *x == *y);
 }
@@ -212,7 +231,8 @@ class Diff {
     if (other == in_b.end()) return add(Kind::missing, leaf.name, "only in " + a_.path);
     const std::size_t before = differences_.size();
     if (are_tensors(leaf, *other->second)) {
-      compare_tensors(leaf, *other->second);
+      compare_tensors(leaf, leaf.value.as_tensor(), *other->second,
+                      other->second->value.as_tensor());
     } else {
       compare_values(leaf, *other->second);
     }
@@ -220,9 +240,7 @@ class Diff {
     if (equal && a_.has_types && b_.has_types) compare_types(leaf, *other->second);
   }
 
-  void compare_tensors(const Leaf& a, const Leaf& b) {
-    const Tensor& x = a.value.as_tensor();
-    const Tensor& y = b.value.as_tensor();
+  void compare_tensors(const Leaf& a, const Tensor& x, const Leaf& b, const Tensor& y) {
     if (x.shape != y.shape)
       return add(Kind::shape, a.name, to_string(x.shape) + " / " + to_string(y.shape));
     if (x.dtype != y.dtype) {
@@ -233,17 +251,23 @@ class Diff {
       differences_.push_back({Kind::value, a.name, text_of(*elements), elements});
   }
 
-  // Tuples and objects may hold tensors.
+  // Tuples and objects may hold tensors. Arrays of numpy are compared as tensors are.
   void compare_values(const Leaf& a, const Leaf& b) {
     std::optional<Elements> elements;
-    const bool equal = equal_with_elements(a.value, b.value, [&](const Tensor& x, const Tensor& y) {
+    const SameElements same = [&](const Tensor& x, const Tensor& y) {
       elements = differing_elements(a, x, b, y);
       return !elements;
-    });
-    if (equal) return;
-    if (elements) return add(Kind::value, a.name, "a tensor in it: " + text_of(*elements));
+    };
+    if (equal_with_elements(a.value, b.value, same)) return;
+    const auto x = numpy_array(a.value), y = numpy_array(b.value);
+    if (x && y && !x->is_scalar && !y->is_scalar)
+      return compare_tensors(a, x->tensor, b, y->tensor);
+    // One meaning may have been pickled in several ways.
+    elements.reset();
+    if (equal_with_elements(meaning_of(a.value), meaning_of(b.value), same)) return;
+    if (elements) return add(Kind::value, a.name, "a tensor or array in it: " + text_of(*elements));
     const Kind kind = a.value.kind() == b.value.kind() ? Kind::value : Kind::type;
-    add(kind, a.name, render(a.value) + " / " + render(b.value));
+    add(kind, a.name, texts_of(a.value, b.value));
   }
 
   // The difference of the leaves' tensors x and y, which have one shape and dtype.
