@@ -158,6 +158,8 @@ struct SaveResult : IoReport {    // bytes of this rank
   std::string save_id;            // DCP: names this save, as `.metadata` has it
   std::uint64_t files = 0;        // that all ranks wrote, with `.metadata` and its side file
   std::uint64_t total_bytes = 0;  // in all of them
+  // In a file of safetensors, whose metadata has them as tagged JSON: those that are no tensors.
+  std::uint64_t values_in_metadata = 0;
 };
 
 }  // namespace tessera

@@ -52,6 +52,7 @@ nb::dict save(const Tree& tree, nb::handle target, nb::dict given, nb::handle ca
   nb::dict dict = dict_of(result);
   dict["files"] = result.files;
   dict["total_bytes"] = result.total_bytes;
+  dict["values_in_metadata"] = result.values_in_metadata;
   return dict;
 }
 

@@ -16,11 +16,12 @@ _MOST_BITS = 63
 
 # Private modules of numpy, before numpy 2 and since.
 _CORES = ("numpy.core", "numpy._core")
-_ARRAYS = frozenset(f"{core}.multiarray._reconstruct" for core in _CORES)
+#: By which arrays are written.
+ARRAYS: frozenset[str] = frozenset(f"{core}.multiarray._reconstruct" for core in _CORES)
 _SCALARS = frozenset(f"{core}.multiarray.scalar" for core in _CORES)
 _BUFFERS = frozenset(f"{core}.numeric._frombuffer" for core in _CORES)  # since protocol 5
 #: What `array_of` may know.
-NAMES: frozenset[str] = _ARRAYS | _SCALARS | _BUFFERS | {"numpy.dtype"}
+NAMES: frozenset[str] = ARRAYS | _SCALARS | _BUFFERS | {"numpy.dtype"}
 # Booleans, numbers and texts: no objects, records or dates.
 _DTYPE = re.compile("[biufcSU][0-9]{1,9}")
 
@@ -37,7 +38,7 @@ def array_of(value: Opaque, texts: bool = True) -> Any:
     if value.name not in NAMES or value.keywords or value.list_items or value.dict_items or value.by_new:
         return None
     try:
-        if value.name in _ARRAYS:
+        if value.name in ARRAYS:
             return _array(value, texts)
         if value.state is None and value.name in _SCALARS:
             dtype, content = value.arguments or ()
@@ -106,13 +107,13 @@ def opaque_of_numpy(thing: Any) -> Opaque | None:
     if isinstance(thing, numpy.generic) and thing.dtype.name in SIZES and type(thing).__module__ == "numpy":
         function, arguments = thing.__reduce__()
         return Opaque(f"{function.__module__}.scalar", arguments)
-    if type(thing) is numpy.ndarray and thing.dtype.name in SIZES and _is_pickled(thing, numpy):
+    if type(thing) is numpy.ndarray and thing.dtype.name in SIZES and _is_pickled(thing):
         function, (_, *arguments), state = thing.__reduce__()
         return Opaque(f"{function.__module__}._reconstruct", (Opaque("numpy.ndarray"), *arguments), state)
     return None
 
 
-def _is_pickled(array: Any, numpy: Any) -> bool:
-    while isinstance(array, numpy.ndarray):
-        array = array.base
-    return isinstance(array, _Pickled)
+def _is_pickled(array: Any) -> bool:
+    while array is not None and not isinstance(array, _Pickled):
+        array = getattr(array, "base", None)  # as_strided() puts an object of its own between
+    return array is not None

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tessera import _known, _memory
+from tessera import _arrays, _known, _memory
 from tessera._errors import UnsupportedError
+from tessera._values import Opaque
 
 Description = tuple[Any, ...] | None
 
@@ -19,6 +20,11 @@ def describe(thing: Any) -> Description:
         return _described(thing)
     except UnsupportedError as error:  # whose key `_core` knows
         return ("unsupported", error.text.removeprefix("unsupported: "))
+
+
+def is_array(found: Description) -> bool:
+    """Whether it says that the thing is an array of numpy and no tensor."""
+    return found is not None and found[0] == "value" and isinstance(found[1], Opaque) and found[1].name in _arrays.ARRAYS
 
 
 def _described(thing: Any) -> Description:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from tessera import _core
 from tessera._checkpoint import Checkpoint, Path, Progress, listed, open
-from tessera._describe import describe
+from tessera._describe import Description, describe, is_array
 from tessera._memory import name_of_dtype
 from tessera._reports import (
     ConvertReport,
@@ -70,7 +71,8 @@ def save_file(
 
     The name says the kind (`.safetensors`, `.pt`; else DCP), unless `kind` does. The target appears
     whole or not at all, with digests. Arrays of numpy become tensors, except those that `load` has
-    made of a pickle's, and views of them: these stay what they were. Scalars of numpy stay numbers of
+    made of a pickle's, and views of them that are plain arrays, too: these stay what they were. In a safetensors file they are
+    values of its metadata, which a warning says: `numpy.array(x)` is a tensor. Scalars of numpy stay numbers of
     numpy, its texts become Python's; its dates, times and long doubles are `unsupported`. A safetensors
     file has a tensor of several names (tied weights) once, and notes the others as safetensors'
     `save_model` does; with `keep_duplicates` it has it under each name.
@@ -87,7 +89,23 @@ def save_file(
         "keep_duplicates": keep_duplicates,
         "threads": threads,
     }
-    return SaveReport(**_core.save(_core.make_tree(state, describe), os.fspath(path), options, None, progress))
+    arrays = 0
+
+    def described(thing: Any) -> Description:
+        nonlocal arrays
+        found = describe(thing)
+        arrays += is_array(found)
+        return found
+
+    tree = _core.make_tree(state, described)
+    report = SaveReport(**_core.save(tree, os.fspath(path), options, None, progress))
+    if arrays and report.values_in_metadata:
+        warnings.warn(
+            f"{arrays} arrays that were values where they were loaded are values here, too: they travel in the file's metadata, "
+            "which only tessera reads; numpy.array(x) makes a tensor of one",
+            stacklevel=2,
+        )
+    return report
 
 
 def convert(

@@ -50,6 +50,8 @@ class SaveReport(IoReport):
 
     files: int = 0
     total_bytes: int = 0
+    #: Of a safetensors file, whose metadata has them: those that are no tensors.
+    values_in_metadata: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import random
 import string
 import struct
 import sys
+import warnings
 import uuid
 import zipfile
 
@@ -191,6 +192,26 @@ def test_what_is_loaded_of_numpy_is_saved_as_it_was(tmp_path, torch):
     # A view is of the file's memory, what was computed is another array.
     assert type(back["part"]) is numpy.ndarray and back["part"].tolist() == [0, 2]
     assert isinstance(back["w"], torch.Tensor) and isinstance(back["new"], torch.Tensor)
+
+
+def test_loaded_arrays_in_a_safetensors_file_are_told_of(tmp_path):
+    (tmp_path / "a.pt").write_bytes(archive(pickle.dumps({"a": numpy.arange(4.0), "step": 7}, 2)))
+    loaded = tessera.load(tmp_path / "a.pt", framework="numpy")
+    loaded["rows"] = numpy.lib.stride_tricks.as_strided(loaded["a"], (2, 2), (8, 8))
+    loaded["matrix"] = loaded["a"].view(numpy.matrix)  # of a class of its own: a tensor
+    with pytest.warns(UserWarning, match="2 arrays .* in the file's metadata"):
+        report = tessera.save_file(loaded, tmp_path / "a.safetensors")
+    assert report.values_in_metadata == 3
+    with tessera.safe_open(tmp_path / "a.safetensors", "numpy") as file:
+        assert list(file.keys()) == ["matrix"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tessera.save_file(loaded, tmp_path / "b.pt").values_in_metadata == 0
+        own = {"a": numpy.array(loaded["a"]), "step": 7}
+        assert tessera.save_file(own, tmp_path / "b.safetensors").values_in_metadata == 1
+    again = tessera.load(tmp_path / "a.safetensors", framework="numpy")
+    require_same(again["a"], loaded["a"])
+    require_same(again["rows"], numpy.array([[0.0, 1.0], [1.0, 2.0]]))
 
 
 def test_values_of_torch_need_torch(tmp_path):

@@ -120,7 +120,9 @@ SaveResult save_file(const Checkpoint& tree, const Location& where, CheckpointKi
   how.progress = options.progress;
   how.stop = options.stop;
   SaveResult result;
-  static_cast<IoReport&>(result) = convert(tree, where, how).io;
+  const ConvertReport report = convert(tree, where, how);
+  static_cast<IoReport&>(result) = report.io;
+  result.values_in_metadata = report.values_in_metadata;
   result.files = 1;
   result.total_bytes = result.bytes_written;
   return result;
