@@ -19,11 +19,12 @@ class MappedFiles {
   MappedFiles& operator=(const MappedFiles&) = delete;
 
   // `tensor` of an opened checkpoint with its bytes in memory, where a local file has them as they
-  // are wanted: plain elements of one piece, aligned as the dtype asks. Strides and lazy bits are
-  // those of the file. Views of one storage share it, so an element that is written through one is
-  // seen through all; the file stays as it is. None: the elements have to be read. ByteSource::map
-  // says what is not checked, and what happens when a file gets shorter. `key` is for errors: what
-  // reading the ends of a DCP item meets.
+  // are wanted: plain elements of one piece, aligned as the dtype asks, each in a place of its own
+  // (an expanded tensor's are not). Strides and lazy bits are those of the file. Views of one
+  // storage share it, so an element that is written through one is seen through all; the file stays
+  // as it is. None: the elements have to be read. ByteSource::map says what is not checked, and
+  // what happens when a file gets shorter. `key` is for errors: what reading the ends of a DCP item
+  // meets.
   [[nodiscard]] std::optional<Tensor> view(const Tensor& tensor, const std::string& key);
 
  private:

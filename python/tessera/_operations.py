@@ -43,7 +43,9 @@ def load(
 
     With `mmap` nothing is read where a local file has the bytes of a tensor as they are wanted: in one piece, plain, and
     aligned. Those of safetensors and torch.save mostly lie so, those of DCP mostly do not. The tensor or array is a view of
-    the mapped file. It can be written, and the file stays as it is. All else is read, and with `dtype` everything. Mapped bytes are
+    the mapped file. It can be written, and the file stays as it is. Tensors of one storage share its memory, as with
+    `torch.load(mmap=True)`: what is written into one is seen in all that overlap. All else is read, as are tensors whose
+    own elements share a place (of `expand`), and with `dtype` everything. Mapped bytes are
     not compared with digests or checksums: `verify` does that. A file that is replaced or removed later stays whole for
     who has mapped it; where one is cut off or written into in its place, the process ends by SIGBUS or sees other bytes.
 

@@ -257,7 +257,7 @@ def test_views_and_tied_weights_share_what_they_shared(tmp_path, torch):
     base = torch.arange(24.0)
     weight = torch.nn.Parameter(torch.ones(3, 2))
     state = {"base": base, "tail": base[12:], "turned": base.view(4, 6).t(), "emb": weight, "head": weight}
-    state |= {"conj": torch.tensor([1 + 2j]).conj(), "wide": torch.ones(1).expand(5)}
+    state |= {"conj": torch.tensor([1 + 2j]).conj()}
     torch.save(state, tmp_path / "model.pt")
     loaded = tessera.load(tmp_path / "model.pt", framework="torch", mmap=True)
     for name, made in state.items():
@@ -271,6 +271,22 @@ def test_views_and_tied_weights_share_what_they_shared(tmp_path, torch):
     assert arrays["tail"][11] == -1
     with tessera.open(tmp_path / "model.pt") as checkpoint:
         assert checkpoint["emb"].torch(mmap=True).requires_grad is False
+
+
+def test_elements_that_share_a_place_are_read(tmp_path, torch):
+    base = torch.arange(3.0)
+    state = {"wide": base.expand(4, 3), "windows": torch.arange(6.0).unfold(0, 3, 1), "one": torch.ones(1).expand(5)}
+    torch.save({**state, "base": base}, tmp_path / "model.pt")
+    for framework in ("numpy", "torch"):
+        loaded = tessera.load(tmp_path / "model.pt", framework=framework, mmap=True)
+        assert is_mapped(loaded["base"], tmp_path)
+        with tessera.open(tmp_path / "model.pt") as checkpoint:
+            for name, made in state.items():
+                for found in (loaded[name], getattr(checkpoint[name], framework)(mmap=True)):
+                    found += 1
+                    found[0] = 9
+                    assert (found[1:] == made.numpy()[1:] + 1).all(), (framework, name)
+        assert loaded["base"].tolist() == [0, 1, 2]
 
 
 def test_tied_weights_of_safetensors_are_one(tmp_path):

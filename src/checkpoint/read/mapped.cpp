@@ -53,9 +53,10 @@ bool is_aligned(const void* address, DType dtype) {
   return reinterpret_cast<std::uintptr_t>(address) % alignment_of(dtype) == 0;
 }
 
-// What does not fit is left to the reader, which says what is wrong.
-bool lies_in_storage(const Tensor& tensor, const std::string& key) try {
-  require_readable(tensor, key);
+// Whether each element has a place of its own in the storage. What does not fit is left to the
+// reader, which says what is wrong; it reads an expanded tensor into as many elements as that has.
+bool is_array(const Tensor& tensor, const std::string& key) try {
+  require_writable(tensor, key);
   return true;
 } catch (const Error&) {
   return false;
@@ -85,7 +86,7 @@ std::optional<Tensor> view_of(const Tensor& tensor, const MappedFile& file, std:
   if (!is_aligned(piece.storage->data, tensor.dtype)) return std::nullopt;
   Tensor view = tensor;
   view.pieces = {std::move(piece)};
-  return lies_in_storage(view, key) ? std::optional(std::move(view)) : std::nullopt;
+  return is_array(view, key) ? std::optional(std::move(view)) : std::nullopt;
 }
 
 }  // namespace

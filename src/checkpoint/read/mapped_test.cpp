@@ -107,6 +107,22 @@ TEST_F(Mapped, OnlyWhatLiesInTheStorageAndInTheFile) {
   EXPECT_FALSE(view(tensor(file_, ~std::uint64_t{3}, DType::float32, {4})));
 }
 
+// What is written into one element would be in others of the same tensor.
+TEST_F(Mapped, OnlyElementsThatAreApart) {
+  const auto strided = [&](const Shape& shape, const Shape& strides) {
+    Tensor made = tensor(file_, 0, DType::float32, shape);
+    made.pieces[0].storage->size = 64;
+    made.pieces[0].strides = strides;
+    return made;
+  };
+  EXPECT_FALSE(view(strided({4, 3}, {0, 1})));  // as expand() makes it
+  EXPECT_FALSE(view(strided({4, 3}, {1, 1})));  // and unfold()
+  EXPECT_FALSE(view(strided({4}, {0})));
+  EXPECT_TRUE(view(strided({1, 3}, {0, 1})));
+  EXPECT_TRUE(view(strided({3, 4}, {1, 3})));
+  EXPECT_TRUE(view(strided({2, 3}, {3, 2})));  // 0 2 4, 3 5 7
+}
+
 TEST_F(Mapped, OtherStoresAreRead) {
   EXPECT_FALSE(
       view(tensor(memory_source(std::vector<std::byte>(16), "x"), 0, DType::float32, {4})));
