@@ -8,7 +8,7 @@
 // The answer is refused if each of its readers refuses it.
 void tessera::fuzz::parse(ByteView input) {
   const std::string_view text(reinterpret_cast<const char*>(input.data()), input.size());
-  bool is_good = !hub::next_query(text).empty();
+  bool is_good = false;
   const auto read = [&](auto parser) {
     try {
       (void)parser(text);
@@ -18,5 +18,6 @@ void tessera::fuzz::parse(ByteView input) {
   };
   read(hub::entries_in);
   read(hub::commit_in);
+  read(hub::next_query);
   if (!is_good) throw Error(ErrorCode::corrupt, "no reader takes it");
 }

@@ -37,8 +37,9 @@ struct HttpRequest {
 
 struct HttpResponse {
   int status = 0;
-  std::string reason;                          // "Not Found"
-  std::map<std::string, std::string> headers;  // by names in lower case, the last of each
+  std::string reason;  // "Not Found"
+  // By names in lower case, the last of each; all of Link and Content-Encoding, joined by commas.
+  std::map<std::string, std::string> headers;
   std::vector<std::byte> body;
   int attempts = 1;  // how many times it was sent
 

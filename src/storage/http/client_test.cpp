@@ -41,6 +41,19 @@ TEST(HttpClient, AnswersAreAnswers) {
   EXPECT_THAT(server.request(1), testing::StartsWith("GET /a?b=1 HTTP/1.1\r\n"));
 }
 
+TEST(HttpClient, HeadersThatAreListsAreKeptWhole) {
+  LoopbackServer server([](int, const std::string&) {
+    return scripted(200, "0123456789",
+                    "Link: <a>; rel=next\r\nX: y\r\nlink: <b>\r\nContent-Encoding: gzip\r\n"
+                    "Content-Encoding: identity\r\n");
+  });
+  HttpClient client(quick());
+  EXPECT_EQ(client.send(always(get(server.url()))).header("link"), "<a>; rel=next, <b>");
+  std::string back(10, '\0');
+  const HttpRequest into{.url = server.url(), .into = room(back)};
+  EXPECT_EQ(code_of([&] { (void)client.send(always(into)); }), ErrorCode::corrupt);
+}
+
 TEST(HttpClient, BodiesGoStraightFromAndIntoMemory) {
   LoopbackServer server([](int, const std::string& request) {
     return scripted(200, request.substr(request.find("\r\n\r\n") + 4));

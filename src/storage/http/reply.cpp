@@ -97,7 +97,9 @@ void Reply::add_header(std::string_view line) {
   std::string& kept = response_.headers[name];
   if (name == "content-length" && !kept.empty() && kept != value)
     throw Error(ErrorCode::corrupt, "the answer has two lengths").at_path(path());
-  kept = value;
+  // Lists may come in several headers; of another name that does, the last one counts.
+  const bool goes_on = !kept.empty() && is_one_of(name, "link", "content-encoding");
+  kept = (goes_on ? kept + ", " : std::string()).append(value);
 }
 
 bool Reply::end_head() {

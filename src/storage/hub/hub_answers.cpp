@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "storage/http/link_header.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
 
@@ -56,22 +58,14 @@ std::optional<HubEntry> entry_of(const Json& json) {
   return entry;
 }
 
-// What one link of a header says: where it leads, and its parameters.
-struct Link {
-  std::string_view url;
-  std::string_view parameters = {};
-};
-
-// Takes the first link. None: there is no more.
-std::optional<Link> take_link(std::string_view& header) {
-  const std::size_t begin = header.find('<');
-  const std::size_t end = header.find('>', std::min(begin, header.size()));
-  if (end == std::string_view::npos) return std::nullopt;
-  Link link{.url = header.substr(begin + 1, end - begin - 1)};
-  header.remove_prefix(end + 1);
-  link.parameters = header.substr(0, std::min(header.find('<'), header.size()));
-  header.remove_prefix(link.parameters.size());
-  return link;
+std::string query_of(const std::string& url) {
+  const std::size_t mark = url.find('?');
+  if (mark == std::string::npos) refuse_json("the next page has no query");
+  std::string query = url.substr(mark + 1);
+  const auto is_of_query = [](char c) { return c > 0x20 && c < 0x7f && c != '#'; };
+  if (query.empty() || !std::ranges::all_of(query, is_of_query))
+    refuse_json("the query of the next page is none");
+  return query;
 }
 
 }  // namespace
@@ -96,13 +90,14 @@ std::vector<HubEntry> entries_in(std::string_view json) {
 }
 
 std::string next_query(std::string_view link) {
-  while (const auto one = take_link(link)) {
-    if (one->parameters.find("rel=\"next\"") == std::string_view::npos) continue;
-    const std::size_t mark = one->url.find('?');
-    if (mark == std::string_view::npos) refuse_json("the next page has no query");
-    return std::string(one->url.substr(mark + 1));
+  std::string query;
+  for (const WebLink& one : links_in(link)) {
+    if (std::ranges::find(one.relations, "next") == one.relations.end()) continue;
+    std::string found = query_of(one.target);
+    if (!query.empty() && query != found) refuse_json("there are two next pages");
+    query = std::move(found);
   }
-  return {};
+  return query;
 }
 
 }  // namespace tessera::hub

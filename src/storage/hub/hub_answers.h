@@ -22,7 +22,7 @@ struct HubEntry {
 // A page of /api/TYPE/REPO/tree/COMMIT/DIRECTORY. Entries that are neither files nor directories
 // (modules of git), and those with names that no store has, are left out.
 [[nodiscard]] std::vector<HubEntry> entries_in(std::string_view json);
-// The query of the next page, which a Link header tells as others do (RFC 8288); "": there is none.
+// The query of the next page, which Link headers tell; "": there is none.
 [[nodiscard]] std::string next_query(std::string_view link);
 
 }  // namespace tessera::hub

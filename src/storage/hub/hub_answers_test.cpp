@@ -49,8 +49,14 @@ TEST(HubAnswers, TheNextPageIsALink) {
             "recursive=true&cursor=a%3D");
   EXPECT_EQ(next_query("<https://h/a?b,c>; rel=\"prev\", <https://h/a?d,e>; rel=\"next\""), "d,e");
   EXPECT_EQ(next_query("<https://h/a?b>; rel=\"last\""), "");
-  EXPECT_EQ(next_query("<unclosed"), "");
-  EXPECT_EQ(code_of([] { (void)next_query("<https://h/a>; rel=\"next\""); }), ErrorCode::corrupt);
+  EXPECT_EQ(
+      next_query("</style.css>; rel=preload, <?c=1>; title=x; Rel=\"Last Next\", <?c=1>; rel=next"),
+      "c=1");
+  for (const char* header : {"<unclosed", "<https://h/a>; rel=next", "<https://h/a?>; rel=next",
+                             "<?c=1#x>; rel=next", "<?c=1 x>; rel=next", "<?c=1\xc3\xbc>; rel=next",
+                             "<?c=1>; rel=next, <?c=2>; rel=next", "<?c=1>; rel=\"next"}) {
+    EXPECT_EQ(code_of([&] { (void)next_query(header); }), ErrorCode::corrupt) << header;
+  }
 }
 
 }  // namespace

@@ -203,6 +203,38 @@ TEST_F(Hub, OtherBytesThanThoseThatWereListedAreRefused) {
   EXPECT_EQ(code_of([&] { (void)text_of(*weights); }), ErrorCode::corrupt);
 }
 
+// Whatever its form, a link to the next page is one.
+TEST_F(Hub, EveryLinkToANextPageIsFollowed) {
+  const std::string next = "<https://mirrored.example/api?cursor=1>; ";
+  for (const std::string& headers :
+       {"Link: " + next + "rel=\"next\"\r\n", "Link: " + next + "rel=next\r\n",
+        "Link: " + next + "title=\"a, b\"; Rel=\"Next\"\r\n",
+        "Link: " + next + "rel=\"last next\", </a>; rel=prev\r\n",
+        "Link: " + next + "rel=\"next\"\r\nLink: </style.css>; rel=\"preload\"\r\n",
+        "Link: </style.css>; rel=preload\r\nlink: " + next + "rel=next\r\n"}) {
+    before_ = [&](const std::string& request) {
+      const std::string target = target_of(request);
+      if (target.find("/tree/") == std::string::npos) return std::string();
+      const bool is_first = target.find("cursor=1") == std::string::npos;
+      return http_answer(200,
+                         is_first ? R"([{"type": "file", "path": "a", "oid": "g", "size": 2}])"
+                                  : R"([{"type": "file", "path": "b", "oid": "g", "size": 2}])",
+                         is_first ? headers : "");
+    };
+    EXPECT_EQ(store()->list().size(), 2U) << headers;
+  }
+}
+
+TEST_F(Hub, ALinkThatCannotBeReadIsNotTheEnd) {
+  before_ = [&](const std::string& request) {
+    if (request.find("/tree/") == std::string::npos) return std::string();
+    return http_answer(200, "[]", "Link: <http://elsewhere.example/?cursor=1; rel=next\r\n");
+  };
+  const Error error = error_of([&] { (void)store()->list(); });
+  EXPECT_EQ(error.code(), ErrorCode::corrupt);
+  EXPECT_EQ(error.path(), "hf://org/m");
+}
+
 TEST_F(Hub, PagesCannotHaveNoEnd) {
   before_ = [&](const std::string& request) {
     if (request.find("/tree/") == std::string::npos) return std::string();
