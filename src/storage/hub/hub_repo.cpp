@@ -42,6 +42,15 @@ void sort_by_path(std::vector<HubEntry>& entries) {
   entries.erase(std::unique(entries.begin(), entries.end(), same), entries.end());
 }
 
+// Of one behind the first, whatever the Hub calls its absence: the directory is there.
+void require_page(const HttpResponse& response, const std::string& path) {
+  if (response.status == 200) return;
+  throw Error(ErrorCode::io, "the Hugging Face Hub answers with " +
+                                 std::to_string(response.status) +
+                                 " for a further page of its list of files")
+      .at_path(path);
+}
+
 bool is_absent_entry(const HttpResponse& response) {
   return response.status == 404 && response.header("x-error-code") == "EntryNotFound";
 }
@@ -93,10 +102,13 @@ std::vector<HubEntry> HubRepo::listed(const std::string& directory, bool is_recu
   std::vector<HubEntry> found;
   Pages pages("files", path);
   // The next page is asked of the same address: a mirror tells links to the Hub that it mirrors.
+  bool is_first = true;
   for (std::string query = is_recursive ? "recursive=true" : "recursive=false"; !query.empty();) {
     const HttpResponse response = ask(url, query);
-    if (is_absent_entry(response)) return {};
+    if (is_first && is_absent_entry(response)) return {};
+    if (!is_first) require_page(response, path);
     if (response.status != 200) refuse(request("GET", url), response, path);
+    is_first = false;
     try {
       std::vector<HubEntry> page = entries_in(response.text());
       query = next_query(response.header("link"));

@@ -235,6 +235,22 @@ TEST_F(Hub, ALinkThatCannotBeReadIsNotTheEnd) {
   EXPECT_EQ(error.path(), "hf://org/m");
 }
 
+TEST_F(Hub, APageThatIsNotThereIsNoEnd) {
+  for (const char* header : {"X-Error-Code: EntryNotFound", "X-Error-Code: RepoNotFound", "X: y"}) {
+    before_ = [&](const std::string& request) {
+      const std::string target = target_of(request);
+      if (target.find("cursor=1") != std::string::npos)
+        return http_answer(404, "", std::string(header) + "\r\n");
+      if (target.find("/tree/") == std::string::npos) return std::string();
+      return http_answer(200, tree_, "Link: <?cursor=1>; rel=next\r\n");
+    };
+    const Error error = error_of([&] { (void)store()->list(); });
+    EXPECT_EQ(error.code(), ErrorCode::io) << header;
+    EXPECT_EQ(error.path(), "hf://org/m");
+    EXPECT_EQ(code_of([&] { (void)store()->exists("w.bin"); }), ErrorCode::io) << header;
+  }
+}
+
 TEST_F(Hub, PagesCannotHaveNoEnd) {
   before_ = [&](const std::string& request) {
     if (request.find("/tree/") == std::string::npos) return std::string();
