@@ -27,12 +27,12 @@ std::string text_of(const Json& object, const char* name) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-bool is_object_name(const std::string& path) {
+// Git has no other names.
+void require_object_name(const std::string& path) {
   try {
     require_safe_name(path, {});
-    return true;
   } catch (const Error&) {
-    return false;
+    refuse_json("a tree has a name that no file can have");
   }
 }
 
@@ -46,7 +46,9 @@ std::optional<HubEntry> entry_of(const Json& json) {
   HubEntry entry{.path = text_of(json, "path"), .content = text_of(json, "oid")};
   const std::string type = text_of(json, "type");
   entry.is_directory = type == "directory";
-  if (!is_one_of(type, "file", "directory") || !is_object_name(entry.path)) return std::nullopt;
+  if (type.empty()) refuse_json("an entry of a tree has no type");
+  if (!is_one_of(type, "file", "directory")) return std::nullopt;
+  require_object_name(entry.path);
   if (entry.is_directory) return entry;
   const auto size = json.find("size");
   if (size == json.end() || !size->is_number_unsigned()) refuse_json("a file has no size");

@@ -20,7 +20,7 @@ struct HubEntry {
 // The commit of /api/TYPE/REPO/revision/REVISION, in hexadecimal digits.
 [[nodiscard]] std::string commit_in(std::string_view json);
 // A page of /api/TYPE/REPO/tree/COMMIT/DIRECTORY. Entries that are neither files nor directories
-// (modules of git), and those with names that no store has, are left out.
+// (modules of git) are left out. Names are such as stores have: git has no others.
 [[nodiscard]] std::vector<HubEntry> entries_in(std::string_view json);
 // The query of the next page, which Link headers tell; "": there is none.
 [[nodiscard]] std::string next_query(std::string_view link);

@@ -51,6 +51,13 @@ void require_page(const HttpResponse& response, const std::string& path) {
       .at_path(path);
 }
 
+void require_below(const std::string& below, const std::vector<HubEntry>& page) {
+  if (std::ranges::all_of(page, [&](const HubEntry& e) { return e.path.starts_with(below); }))
+    return;
+  throw Error(ErrorCode::corrupt,
+              "the Hugging Face Hub lists a file that is not in the directory asked for");
+}
+
 bool is_absent_entry(const HttpResponse& response) {
   return response.status == 404 && response.header("x-error-code") == "EntryNotFound";
 }
@@ -114,7 +121,8 @@ std::vector<HubEntry> HubRepo::listed(const std::string& directory, bool is_recu
       query = next_query(response.header("link"));
       if (!query.empty()) pages.turn(query, page.size());
       // A file is told where a directory was asked for.
-      std::erase_if(page, [&](const HubEntry& entry) { return !entry.path.starts_with(below); });
+      std::erase_if(page, [&](const HubEntry& entry) { return entry.path == directory; });
+      require_below(below, page);
       found.insert(found.end(), page.begin(), page.end());
     } catch (Error& error) {
       throw error.at_path(path);

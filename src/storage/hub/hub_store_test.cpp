@@ -251,6 +251,20 @@ TEST_F(Hub, APageThatIsNotThereIsNoEnd) {
   }
 }
 
+TEST_F(Hub, ListsOfOtherDirectoriesAreRefused) {
+  std::string found = "sub/x";
+  before_ = [&](const std::string& request) {
+    if (request.find("/tree/") == std::string::npos) return std::string();
+    return http_answer(200,
+                       R"([{"type": "file", "oid": "g", "size": 2, "path": ")" + found + "\"}]");
+  };
+  EXPECT_EQ(store()->list("sub").size(), 1U);
+  found = "sub";
+  EXPECT_TRUE(store()->list("sub").empty());
+  found = "other/x";
+  EXPECT_EQ(code_of([&] { (void)store()->list("sub"); }), ErrorCode::corrupt);
+}
+
 TEST_F(Hub, PagesCannotHaveNoEnd) {
   before_ = [&](const std::string& request) {
     if (request.find("/tree/") == std::string::npos) return std::string();
