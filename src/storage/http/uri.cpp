@@ -144,6 +144,9 @@ std::string authority_of(const Uri& uri) {
 std::string_view without_query(std::string_view url) {
   return url.substr(0, url.find('?'));
 }
+std::string_view server_of(std::string_view url) {
+  return url.substr(0, url.find_first_of("/?", url.find("://") + 3));
+}
 
 std::string percent_encoded(std::string_view text, bool keep_slashes) {
   std::string result;
@@ -209,6 +212,22 @@ std::string absolute(const std::string& location, const Uri& from) {
   return to_string(base) + location;
 }
 
+// None: it is no web address that could be asked.
+std::optional<Uri> web_address(const std::string& target) try {
+  const auto is_of_url = [](char c) { return c > 0x20 && c < 0x7f; };
+  const Uri uri = parse_uri(target);
+  const bool is_good =
+      std::ranges::all_of(target, is_of_url) && is_one_of(uri.scheme, "http", "https");
+  return is_good ? std::optional(uri) : std::nullopt;
+} catch (const Error&) {
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse_redirect(ErrorCode code, const std::string& url, const std::string& to) {
+  throw Error(code, "the server sends the request on to " + to)
+      .at_path(std::string(without_query(url)));
+}
+
 }  // namespace
 
 std::optional<std::string> redirect_of(const std::string& url, const HttpResponse& response) {
@@ -217,16 +236,13 @@ std::optional<std::string> redirect_of(const std::string& url, const HttpRespons
   if (!is_redirect(response.status) || location.empty()) return std::nullopt;
   const Uri from = parse_uri(url);
   std::string target = absolute(location, from);
-  const Uri to = parse_uri(target);
-  if (from.scheme == "https" && to.scheme != "https") {
-    throw Error(ErrorCode::unsafe, "the server sends the request on to plain " + to.scheme +
-                                       ", where everyone can read and change it")
-        .at_path(std::string(without_query(url)));
+  const auto to = web_address(target);
+  if (!to) refuse_redirect(ErrorCode::corrupt, url, "what is no web address");
+  if (from.scheme == "https" && to->scheme != "https") {
+    refuse_redirect(ErrorCode::unsafe, url, "plain http, where everyone can read and change it");
   }
-  if (is_loopback(to.host) && !is_loopback(from.host)) {
-    throw Error(ErrorCode::unsafe, "the server sends the request on to this machine")
-        .at_path(std::string(without_query(url)));
-  }
+  if (is_loopback(to->host) && !is_loopback(from.host))
+    refuse_redirect(ErrorCode::unsafe, url, "this machine");
   return target;
 }
 
@@ -240,7 +256,7 @@ HttpResponse send_following(HttpClient& client, const std::string& url,
     if (redirects == kMostRedirects) {
       throw Error(ErrorCode::io, "the server sends the request on more than " +
                                      std::to_string(kMostRedirects) + " times, at last from " +
-                                     std::string(without_query(asked)))
+                                     std::string(server_of(asked)))
           .at_path(std::string(without_query(url)));
     }
     asked = *std::move(target);

@@ -32,6 +32,8 @@ struct Uri {
 [[nodiscard]] std::string authority_of(const Uri& uri);
 // A URL as an error tells it: a query may hold a signature.
 [[nodiscard]] std::string_view without_query(std::string_view url);
+// SCHEME://HOST[:PORT]: what an error tells of a URL that a server has named.
+[[nodiscard]] std::string_view server_of(std::string_view url);
 
 // Encodes all bytes but A-Z a-z 0-9 - . _ ~ and, where `keep_slashes`, '/' (the rule of SigV4).
 [[nodiscard]] std::string percent_encoded(std::string_view text, bool keep_slashes);
@@ -48,8 +50,8 @@ struct Uri {
 // host.
 
 // The absolute URL that a 301, 302, 303, 307 or 308 to `url` names in its Location; none: it is no
-// redirect, or names nothing. Throws `unsafe` for one from https to http, and for one to a host of
-// this machine from another one.
+// redirect, or names nothing. Throws `corrupt` for what is no web address, and `unsafe` for one
+// from https to http and for one to a host of this machine from another one.
 [[nodiscard]] std::optional<std::string> redirect_of(const std::string& url,
                                                      const HttpResponse& response);
 

@@ -94,6 +94,11 @@ TEST(PercentEncoding, KeepsWhatSigV4Keeps) {
   EXPECT_EQ(percent_decoded("%41%2f%2F+"), "A//+");
 }
 
+TEST(Uri, AnErrorMayTellTheServer) {
+  for (const char* url : {"https://h:8", "https://h:8/", "https://h:8/a?b", "https://h:8?b://c/"})
+    EXPECT_EQ(server_of(url), "https://h:8") << url;
+}
+
 // Any bytes come back, and what goes over the wire is plain ASCII.
 TEST(PercentEncoding, RoundTripsOfAnyBytes) {
   std::mt19937 random(19);

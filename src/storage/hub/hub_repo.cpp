@@ -64,6 +64,12 @@ bool is_absent_entry(const HttpResponse& response) {
 
 }  // namespace
 
+void throw_of_place(const Error& error, const std::string& path) {
+  Error told(error.code(), error.message());
+  if (!error.path().empty()) told.while_doing("asking " + std::string(server_of(error.path())));
+  throw told.at_path(path);
+}
+
 HubRepo::HubRepo(HubUrl url, HubAccess access, std::shared_ptr<HttpClient> client)
     : url_(std::move(url)), access_(std::move(access)), client_(std::move(client)) {}
 
@@ -78,9 +84,12 @@ std::string HubRepo::api(const std::string& rest) const {
   return to_string(access_.endpoint) + "/api/" + url_.type + "/" + url_.repo + rest;
 }
 
-HttpResponse HubRepo::ask(const std::string& url, std::string_view query) const {
-  return send_following(*client_, url + "?" + std::string(query),
-                        [this](const std::string& at) { return request("GET", at); });
+HttpResponse HubRepo::ask(const std::string& url, std::string_view query,
+                          const std::string& path) const {
+  return asked_for(path, [&] {
+    return send_following(*client_, url + "?" + std::string(query),
+                          [this](const std::string& at) { return request("GET", at); });
+  });
 }
 
 std::string HubRepo::commit() const {
@@ -88,7 +97,7 @@ std::string HubRepo::commit() const {
   if (!commit_.empty()) return commit_;
   // Of all that the Hub knows of a model only its commit: its list of files may be long.
   const std::string url = api("/revision/" + percent_encoded(url_.revision, false));
-  const HttpResponse response = ask(url, "expand=sha");
+  const HttpResponse response = ask(url, "expand=sha", url_.root);
   if (response.status != 200) refuse(request("GET", url), response, url_.root);
   std::string found;
   try {
@@ -111,7 +120,7 @@ std::vector<HubEntry> HubRepo::listed(const std::string& directory, bool is_recu
   // The next page is asked of the same address: a mirror tells links to the Hub that it mirrors.
   bool is_first = true;
   for (std::string query = is_recursive ? "recursive=true" : "recursive=false"; !query.empty();) {
-    const HttpResponse response = ask(url, query);
+    const HttpResponse response = ask(url, query, path);
     if (is_first && is_absent_entry(response)) return {};
     if (!is_first) require_page(response, path);
     if (response.status != 200) refuse(request("GET", url), response, path);
@@ -178,15 +187,17 @@ void HubRepo::require_same_file(const HubEntry& file, const HttpResponse& respon
 }
 
 std::string HubRepo::address_of(const HubEntry& file) const {
+  const std::string path = url_.root + "/" + file.path;
   std::string url = to_string(access_.endpoint) + "/" + page_of(url_) + "/resolve/" + commit() +
                     "/" + percent_encoded(file.path, true);
   for (int redirects = 0; redirects <= kMostRedirects; ++redirects) {
     const HttpRequest asked = request("HEAD", url);
-    const HttpResponse response = client_->send([&](int) { return asked; });
+    const HttpResponse response =
+        asked_for(path, [&] { return client_->send([&](int) { return asked; }); });
     require_same_file(file, response);
-    const auto target = redirect_of(url, response);
+    const auto target = asked_for(path, [&] { return redirect_of(url, response); });
     if (!target) {
-      if (response.status != 200) refuse(asked, response, url_.root + "/" + file.path);
+      if (response.status != 200) refuse(asked, response, path);
       return url;
     }
     // What is signed is signed for reading, and nobody else need be asked.
@@ -195,7 +206,7 @@ std::string HubRepo::address_of(const HubEntry& file) const {
   }
   throw Error(ErrorCode::io, "the Hugging Face Hub sends the request on more than " +
                                  std::to_string(kMostRedirects) + " times")
-      .at_path(url_.root + "/" + file.path);
+      .at_path(path);
 }
 
 // What somebody can do who is told that there is nothing.

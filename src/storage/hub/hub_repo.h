@@ -17,6 +17,18 @@
 
 namespace tessera::hub {
 
+// What `ask` gives, which asks a server. Its error is told of `path` and of the server alone: the
+// rest of an address that a server has named may be secret.
+[[noreturn]] void throw_of_place(const Error& error, const std::string& path);
+template <typename Ask>
+auto asked_for(const std::string& path, const Ask& ask) -> decltype(ask()) {
+  try {
+    return ask();
+  } catch (const Error& error) {
+    throw_of_place(error, path);
+  }
+}
+
 // Threads may call all members at once. The first that needs the commit asks for it, and it stays:
 // a push changes nothing that a repository tells. Throws `not_found` for what is absent or hidden,
 // `io` for what the Hub refuses, each with what to do; the token is in no message.
@@ -46,7 +58,9 @@ class HubRepo {
 
   [[nodiscard]] std::string commit() const;
   [[nodiscard]] std::string api(const std::string& rest) const;
-  [[nodiscard]] HttpResponse ask(const std::string& url, std::string_view query) const;
+  // `path`: how errors call what is asked for.
+  [[nodiscard]] HttpResponse ask(const std::string& url, std::string_view query,
+                                 const std::string& path) const;
   [[nodiscard]] std::vector<HubEntry> listed(const std::string& directory, bool is_recursive) const;
   [[nodiscard]] bool is_known_absent(const std::string& directory) const;
   void require_same_file(const HubEntry& file, const HttpResponse& response) const;

@@ -51,7 +51,8 @@ class HubSource final : public ByteSource {
       request.into = out;
       return request;
     };
-    HttpResponse response = send_following(repo_->client(), address, make);
+    HttpResponse response =
+        asked_for(name_, [&] { return send_following(repo_->client(), address, make); });
     if (is_one_of(response.status, 400, 401, 403, 404, 410)) return std::nullopt;
     if (!is_one_of(response.status, 200, 206))
       throw Error(ErrorCode::io, describe(make(address), response)).at_path(name_);
@@ -67,9 +68,9 @@ class HubSource final : public ByteSource {
     }
     throw Error(ErrorCode::io,
                 "the server that the Hugging Face Hub sends readers to refuses the"
-                " address that the Hub has just given: " +
-                    std::string(without_query(address)))
-        .at_path(name_);
+                " address that the Hub has just given")
+        .at_path(name_)
+        .while_doing("asking " + std::string(server_of(address)));
   }
 
   // One that differs from `refused`: one thread asks for it, the others take that.

@@ -194,6 +194,30 @@ TEST_F(Hub, AddressesThatNeverWorkAreAnError) {
   EXPECT_THAT(error.what(), Not(HasSubstr("signature=")));
 }
 
+// The caller has made no mistake, and knows the file by another name.
+TEST_F(Hub, RedirectsThatLeadNowhereAreTheServersFault) {
+  std::string location, from;
+  before_ = [&](const std::string& request) {
+    if (!request.starts_with(from) || location.empty()) return std::string();
+    return answer_to_head(302, "Location: " + location + "\r\n");
+  };
+  for (const char* where :
+       {"https://u:5ecret@h/w", "/5ecret w", "https://h\\@o/5ecret", "ftp://h/w"}) {
+    for (const char* first : {"HEAD /org/m/resolve", "GET /cached", "GET /api"}) {
+      location.clear();
+      from = first;
+      const auto model = store();
+      if (from != "GET /api") (void)model->exists("config.json");
+      location = where;
+      const Error error = error_of([&] { (void)text_of(*model->open("config.json")); });
+      EXPECT_EQ(error.code(), ErrorCode::corrupt) << where;
+      EXPECT_THAT(error.path(), testing::StartsWith("hf://org/m")) << where;
+      EXPECT_THAT(error.what(), HasSubstr("asking http://127.0.0.1:"));
+      EXPECT_THAT(error.what(), Not(HasSubstr("5ecret")));
+    }
+  }
+}
+
 TEST_F(Hub, OtherBytesThanThoseThatWereListedAreRefused) {
   const auto weights = store()->open("w.bin");
   tag_ = "sha-of-x";
