@@ -115,5 +115,9 @@ class HttpClient {
 // error tells of an answer. Of a body it takes <Code> and <Message> of an error in XML alone, since
 // servers repeat tokens and signatures in others.
 [[nodiscard]] std::string describe(const HttpRequest& request, const HttpResponse& response);
+// The same of a server that may repeat a secret of the URL: each text of its that is not of words
+// alone is left out.
+[[nodiscard]] std::string describe_in_words(const HttpRequest& request,
+                                            const HttpResponse& response);
 
 }  // namespace tessera

@@ -512,5 +512,28 @@ TEST(Describe, TellsTheAnswerAndNoSecret) {
             "PUT https://h/b/k: 403 For?bidden, request id R1, ExpiredToken: It has expired");
 }
 
+HttpResponse refusal_with(const std::string& reason, const std::string& code,
+                          const std::string& message) {
+  HttpResponse response;
+  response.status = 403;
+  response.reason = reason;
+  response.headers["x-request-id"] = code;
+  const std::string body = "<Error><Code>" + code + "</Code><Message>" + message + "</Message>";
+  const auto bytes = view(body);
+  response.body.assign(bytes.begin(), bytes.end());
+  return response;
+}
+
+TEST(Describe, InWordsTellsNothingElse) {
+  const HttpRequest request{.url = "https://h/b/k?sig=5ecret"};
+  EXPECT_EQ(describe_in_words(request, refusal_with("Forbidden", "ExpiredToken", "It's over.")),
+            "GET https://h/b/k: 403 Forbidden, request id ExpiredToken, ExpiredToken: It's over.");
+  for (const std::string& text :
+       {std::string("5ecret"), std::string("the url was /b/k?sig=secret"), std::string("a=secret"),
+        std::string("Bearer hf_secret"), std::string(33, 's'), std::string("secret%3D")}) {
+    EXPECT_EQ(describe_in_words(request, refusal_with(text, text, text)), "GET https://h/b/k: 403");
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -53,7 +53,8 @@ std::string span_text(std::uint64_t offset, std::uint64_t size) {
 
 [[noreturn]] void refuse_as(ErrorCode code, const HttpRequest& request,
                             const HttpResponse& response) {
-  throw Error(code, describe(request, response)).at_path(std::string(without_query(request.url)));
+  throw Error(code, describe_in_words(request, response))
+      .at_path(std::string(without_query(request.url)));
 }
 [[noreturn]] void refuse(const HttpRequest& request, const HttpResponse& response) {
   const bool is_absent = is_one_of(response.status, 404, 410);

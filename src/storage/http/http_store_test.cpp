@@ -123,13 +123,17 @@ TEST(HttpStore, EmptyRangesCostNoRequest) {
 }
 
 TEST(HttpStore, AQueryStaysWithTheNameAndOutOfErrors) {
-  LoopbackServer server([](int, const std::string&) { return scripted(403, "no"); });
+  LoopbackServer server([](int, const std::string& request) {
+    return scripted(
+        403, "<Error><Code>AccessDenied</Code><Message>" + target(request) + "</Message></Error>",
+        "x-request-id: " + target(request) + "\r\n");
+  });
   const auto store = http_store(parse_uri(server.url("/d?sig=5ecret")), quick_client());
   const Error error = error_of([&] { (void)store->open("x"); });
   EXPECT_EQ(error.code(), ErrorCode::io);
   EXPECT_EQ(error.path(), server.url("/d/x"));
   EXPECT_THAT(error.what(), HasSubstr("GET"));
-  EXPECT_THAT(error.what(), HasSubstr("403"));
+  EXPECT_THAT(error.what(), HasSubstr("403 Text, AccessDenied"));
   EXPECT_THAT(error.what(), Not(HasSubstr("5ecret")));
   EXPECT_THAT(store->name(), Not(HasSubstr("5ecret")));
   EXPECT_EQ(target(server.request(2)), "/d/x?sig=5ecret");

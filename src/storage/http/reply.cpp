@@ -106,9 +106,7 @@ bool Reply::end_head() {
   is_head_over_ = true;
   if (!goes_into()) return true;
   if (!is_plain_encoding(response_.header("content-encoding"))) {
-    throw Error(ErrorCode::corrupt, "the body is encoded as '" +
-                                        response_.header("content-encoding") +
-                                        "', although nobody asked for that")
+    throw Error(ErrorCode::corrupt, "the body is encoded, although nobody asked for that")
         .at_path(path());
   }
   const auto length = parse_number<std::uint64_t>(response_.header("content-length"));
@@ -197,16 +195,43 @@ std::string HttpResponse::text() const {
   return {reinterpret_cast<const char*>(body.data()), body.size()};
 }
 
-std::string describe(const HttpRequest& request, const HttpResponse& response) {
+namespace {
+
+// Neither signatures nor tokens nor addresses are.
+bool is_of_words(std::string_view text) {
+  constexpr std::size_t kLongestWord = 32;
+  std::size_t word = 0;
+  return std::ranges::all_of(text, [&](char c) {
+    const bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    word = is_letter ? word + 1 : 0;
+    return word <= kLongestWord && (is_letter || is_one_of(c, ' ', '.', ',', ';', '-', '\''));
+  });
+}
+
+// `is_told`: of the texts of the server.
+template <typename IsTold>
+std::string described(const HttpRequest& request, const HttpResponse& response, IsTold is_told) {
+  const auto told = [&](std::string text) { return is_told(text) ? text : std::string(); };
   std::string line = request.method + " " + std::string(without_query(request.url)) + ": " +
                      std::to_string(response.status);
-  if (!response.reason.empty()) line += " " + printable(response.reason);
-  if (const std::string id = request_id(response); !id.empty()) line += ", request id " + id;
+  const std::string reason = told(printable(response.reason)), id = told(request_id(response));
+  if (!reason.empty()) line += " " + reason;
+  if (!id.empty()) line += ", request id " + id;
   const std::string text = response.text();
-  const std::string code = element(text, "Code"), message = element(text, "Message");
+  const std::string code = told(element(text, "Code")), message = told(element(text, "Message"));
   if (!code.empty()) line += ", " + code;
   if (!message.empty()) line += ": " + message;
   return line;
+}
+
+}  // namespace
+
+std::string describe(const HttpRequest& request, const HttpResponse& response) {
+  return described(request, response, [](std::string_view) { return true; });
+}
+
+std::string describe_in_words(const HttpRequest& request, const HttpResponse& response) {
+  return described(request, response, is_of_words);
 }
 
 }  // namespace tessera

@@ -22,13 +22,6 @@ std::string page_of(const HubUrl& url) {
   return (url.type == "models" ? "" : url.type + "/") + url.repo;
 }
 
-// What the Hub calls an error. It is in no message unless it is one of the Hub's plain words.
-std::string error_word(const HttpResponse& response) {
-  const std::string word = response.header("x-error-code");
-  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
-  return std::ranges::all_of(word, is_letter) && word.size() <= 40 ? word : std::string();
-}
-
 // An ETag without its quotes and its weakness.
 std::string plain_tag(std::string tag) {
   if (tag.starts_with("W/")) tag.erase(0, 2);
@@ -98,7 +91,7 @@ std::string HubRepo::commit() const {
   // Of all that the Hub knows of a model only its commit: its list of files may be long.
   const std::string url = api("/revision/" + percent_encoded(url_.revision, false));
   const HttpResponse response = ask(url, "expand=sha", url_.root);
-  if (response.status != 200) refuse(request("GET", url), response, url_.root);
+  if (response.status != 200) refuse(response, url_.root);
   std::string found;
   try {
     found = commit_in(response.text());
@@ -123,7 +116,7 @@ std::vector<HubEntry> HubRepo::listed(const std::string& directory, bool is_recu
     const HttpResponse response = ask(url, query, path);
     if (is_first && is_absent_entry(response)) return {};
     if (!is_first) require_page(response, path);
-    if (response.status != 200) refuse(request("GET", url), response, path);
+    if (response.status != 200) refuse(response, path);
     is_first = false;
     try {
       std::vector<HubEntry> page = entries_in(response.text());
@@ -197,7 +190,7 @@ std::string HubRepo::address_of(const HubEntry& file) const {
     require_same_file(file, response);
     const auto target = asked_for(path, [&] { return redirect_of(url, response); });
     if (!target) {
-      if (response.status != 200) refuse(asked, response, path);
+      if (response.status != 200) refuse(response, path);
       return url;
     }
     // What is signed is signed for reading, and nobody else need be asked.
@@ -217,9 +210,9 @@ std::string HubRepo::advice_for_hidden() const {
   return "or the token of " + access_.token_from + " may not read it";
 }
 
-HubRepo::Refusal HubRepo::refusal_of(const HttpRequest& request,
-                                     const HttpResponse& response) const {
-  const std::string noun = noun_of(url_), word = error_word(response);
+// What the Hub says is compared and never repeated: it may be the token.
+HubRepo::Refusal HubRepo::refusal_of(const HttpResponse& response) const {
+  const std::string noun = noun_of(url_), word = response.header("x-error-code");
   if (word == "GatedRepo") {
     const std::string token =
         access_.token.empty()
@@ -242,12 +235,11 @@ HubRepo::Refusal HubRepo::refusal_of(const HttpRequest& request,
   }
   const bool is_absent = is_one_of(response.status, 404, 410);
   return {is_absent ? ErrorCode::not_found : ErrorCode::io,
-          describe(request, response) + (word.empty() ? "" : ", " + word)};
+          "the Hugging Face Hub answers with " + std::to_string(response.status)};
 }
 
-void HubRepo::refuse(const HttpRequest& request, const HttpResponse& response,
-                     const std::string& path) const {
-  Refusal refusal = refusal_of(request, response);
+void HubRepo::refuse(const HttpResponse& response, const std::string& path) const {
+  Refusal refusal = refusal_of(response);
   throw Error(refusal.code, std::move(refusal.what)).at_path(path);
 }
 

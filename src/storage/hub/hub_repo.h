@@ -64,9 +64,8 @@ class HubRepo {
   [[nodiscard]] std::vector<HubEntry> listed(const std::string& directory, bool is_recursive) const;
   [[nodiscard]] bool is_known_absent(const std::string& directory) const;
   void require_same_file(const HubEntry& file, const HttpResponse& response) const;
-  [[noreturn]] void refuse(const HttpRequest& request, const HttpResponse& response,
-                           const std::string& path) const;
-  [[nodiscard]] Refusal refusal_of(const HttpRequest& request, const HttpResponse& response) const;
+  [[noreturn]] void refuse(const HttpResponse& response, const std::string& path) const;
+  [[nodiscard]] Refusal refusal_of(const HttpResponse& response) const;
   [[nodiscard]] std::string advice_for_hidden() const;
 
   const HubUrl url_;

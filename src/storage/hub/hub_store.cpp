@@ -54,8 +54,11 @@ class HubSource final : public ByteSource {
     HttpResponse response =
         asked_for(name_, [&] { return send_following(repo_->client(), address, make); });
     if (is_one_of(response.status, 400, 401, 403, 404, 410)) return std::nullopt;
-    if (!is_one_of(response.status, 200, 206))
-      throw Error(ErrorCode::io, describe(make(address), response)).at_path(name_);
+    if (!is_one_of(response.status, 200, 206)) {
+      throw Error(ErrorCode::io, "a read is answered with " + std::to_string(response.status))
+          .at_path(name_)
+          .while_doing("asking " + std::string(server_of(address)));
+    }
     return response;
   }
 

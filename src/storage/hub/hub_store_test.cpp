@@ -316,6 +316,34 @@ TEST_F(Hub, ErrorsSayWhatToDoAndNeverTheToken) {
   }
 }
 
+// Whatever a server repeats of a request, and wherever.
+TEST_F(Hub, NoErrorRepeatsWhatAServerSays) {
+  const std::string secret = std::string(kToken) + "5ignature";
+  const auto echo = [&](int status) {
+    return "HTTP/1.1 " + std::to_string(status) + " " + secret + "\r\nContent-Length: 0\r\n" +
+           "X-Request-Id: " + secret + "\r\nX-Error-Code: " + secret + "\r\n\r\n";
+  };
+  const std::string body = "<Error><Code>" + secret + "</Code><Message>" + secret + "</Message>";
+  for (const char* first : {"GET /api/models/org/m/rev", "GET /api/models/org/m/tree",
+                            "HEAD /org/m/resolve", "HEAD /cached", "GET /cached"}) {
+    for (const std::string& answer :
+         {echo(418), echo(404), http_answer(403, body), http_answer(418, body),
+          http_answer(418, "", "X-Error-Code: secretsecret\r\n"),
+          http_answer(206, "{}", "Content-Encoding: " + secret + "\r\n"),
+          answer_to_head(302, "Location: http://127.0.0.1:1/" + secret + "\r\n")}) {
+      before_ = [&](const std::string& request) {
+        if (!request.starts_with(first)) return std::string();
+        const bool is_head = request.starts_with("HEAD");
+        return is_head ? answer.substr(0, answer.find("\r\n\r\n") + 4) : answer;
+      };
+      const Error error = error_of([&] { (void)text_of(*store()->open("config.json")); });
+      EXPECT_THAT(error.path(), testing::StartsWith("hf://org/m")) << first << answer;
+      EXPECT_THAT(error.what(), Not(HasSubstr("secret"))) << first << answer;
+      EXPECT_THAT(error.what(), Not(HasSubstr("5ignature"))) << first << answer;
+    }
+  }
+}
+
 TEST_F(Hub, NobodyWritesThere) {
   const auto model = store();
   for (const auto& write : std::vector<std::function<void()>>{
