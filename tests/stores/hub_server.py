@@ -47,6 +47,7 @@ def entry_of(name, data):
 
 class Hub:
     page = 1000  # entries
+    link = '<{}>; rel="next"'
 
     def __init__(self, **repos):
         self.repos = {f"models/org/{name}": repo for name, repo in repos.items()}
@@ -114,7 +115,7 @@ class Hub:
         headers = {}
         if begin + self.page < len(entries):
             more = urllib.parse.urlencode({**query, "cursor": begin + self.page})
-            headers["Link"] = f'<{self.links_at}{path}?{more}>; rel="next"'
+            headers["Link"] = self.link.format(f"{self.links_at}{path}?{more}")
         return headers, entries[begin:begin + self.page]
 
     def answer_resolve(self, path, token):

@@ -136,6 +136,22 @@ class HubTest(unittest.TestCase):
             self.done("copy", "hf://org/m", "copied")
             self.assertEqual(len(list((self.directory / "copied/samples").iterdir())), 40)
 
+    def test_lists_are_whole_or_an_error(self):
+        files = {**SINGLE, **{f"{i}.md": b"x" for i in range(4)}}
+        with self.hub(m=Repo(files)) as hub:
+            hub.page = 2
+            forms = ("<{}>; rel=next", '<{}>; Rel="Next"', '<{}>; title="a, b"; rel="last next"', "</a>; rel=preload, <{}>; rel=next")
+            for i, hub.link in enumerate(forms):
+                self.done("copy", "hf://org/m", f"copied{i}")
+                self.assertEqual(len(list((self.directory / f"copied{i}").iterdir())), 6, hub.link)
+            for i, hub.link in enumerate(("<{}; rel=next", '<{}>; rel="next', "<{}#top>; rel=next", "<{} x>; rel=next")):
+                self.assertIn("hf://org/m", self.fails("corrupt", "copy", "hf://org/m", f"none{i}"))
+                self.assertFalse((self.directory / f"none{i}").exists())
+
+    def test_names_that_no_file_can_have_are_an_error(self):
+        with self.hub(m=Repo({**SINGLE, "../x": b"x"})):
+            self.assertIn("hf://org/m", self.fails("corrupt", "copy", "hf://org/m", "copied"))
+
     def test_tokens_are_found_and_never_told(self):
         with self.hub(private=Repo(SINGLE, readers={"hf_good"})) as hub:
             place = "hf://org/private"
