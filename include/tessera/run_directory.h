@@ -151,7 +151,8 @@ struct GcReport {
 // `older_than` is an hour or more. A store that tells no times has only what `older_than` 0 covers.
 //
 // What cannot be removed is told in Leftover::problem, and does not keep the rest; so is a
-// directory with leftovers whose checkpoint does not open.
+// directory with leftovers whose checkpoint does not open. A place that is read only (hf, http) is
+// `unsupported`.
 GcReport gc(const Location& target, const GcOptions& options = {});
 
 // Unfinished uploads of the object or directory of an object store, which no listing shows and

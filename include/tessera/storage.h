@@ -55,6 +55,7 @@ class Store {
   [[nodiscard]] virtual bool has_directories() const { return false; }  // it has both
   virtual StoreCopied copy(const StoreCopy& what);  // by the store's own means, if it can
   virtual void remove(std::string_view name) = 0;   // no error if there is no such object
+  [[nodiscard]] virtual bool is_read_only() const { return false; }  // each write is `unsupported`
   // The call tries by an object `probe` what a save asks for, where rights are granted one by one.
   // It throws what is refused, and `unsupported` if commits let rivals in, unless `is_only_writer`.
   virtual void require_writable(std::string_view probe, bool is_only_writer);

@@ -55,6 +55,7 @@ class ForwardingStore : public Store {
   }
   StoreCopied copy(const StoreCopy& what) override { return changed().copy(what); }
   void remove(std::string_view name) override { changed().remove(name); }
+  [[nodiscard]] bool is_read_only() const override { return inner_->is_read_only(); }
   void require_writable(std::string_view probe, bool is_only_writer) override {
     inner_->require_writable(probe, is_only_writer);
   }

@@ -242,6 +242,9 @@ class HubTest(unittest.TestCase):
             for target in ("hf://org/m/new", "hf://org/m"):
                 self.assertIn("read only", self.fails("unsupported", "copy", "dcp", target))
                 self.assertIn("read only", self.fails("unsupported", "convert", "dcp", target, "--to", "dcp"))
+            for options in ((), ("--delete",), ("--uploads",)):
+                self.fails("unsupported", "gc", "hf://org/m", *options)
+                self.fails("unsupported", "gc", f"{self.endpoint}/org/m/", *options)
             self.assertEqual(len(hub.requests), before)
 
     def test_other_places_are_refused(self):

@@ -389,6 +389,13 @@ void collect_store(const std::shared_ptr<Store>& store, Collection& collection) 
   }
 }
 
+// Of what nobody can have left or could remove a list would say nothing.
+void require_leftovers(const Store& store) {
+  if (!store.is_read_only()) return;
+  throw Error(ErrorCode::unsupported, "nothing is written there, so nothing is left over")
+      .at_path(store.name());
+}
+
 // A name that only this library gives tells it, too: a kill may have come before the mark.
 bool is_ours(const UnfinishedUpload& upload) {
   const std::string name = upload.path.substr(upload.path.rfind('/') + 1);
@@ -402,7 +409,9 @@ GcReport gc(const Location& target, const GcOptions& options) {
   if (is_on_disk(target)) {
     collect_disk(located_directory(target).path, collection);
   } else {
-    collect_store(directory_store(target), collection);
+    const auto store = directory_store(target);
+    require_leftovers(*store);
+    collect_store(store, collection);
   }
   return collection.report();
 }

@@ -189,6 +189,7 @@ class HttpStore final : public Store {
     refuse_writing(name);
   }
   void remove(std::string_view name) override { refuse_writing(name); }
+  [[nodiscard]] bool is_read_only() const override { return true; }
 
  private:
   // A signature in a query is for one address: what it does not open is not there for us.

@@ -255,6 +255,7 @@ TEST(HttpStore, IsReadOnlyAndTellsNoListing) {
   EXPECT_EQ(code([&] { (void)served.store->list(); }), ErrorCode::unsupported);
   EXPECT_EQ(code([&] { (void)served.store->create("x", IfExists::fail); }), ErrorCode::unsupported);
   EXPECT_EQ(code([&] { served.store->remove("x"); }), ErrorCode::unsupported);
+  EXPECT_TRUE(served.store->is_read_only());
   EXPECT_EQ(code([&] { (void)served.store->open("../x"); }), ErrorCode::unsafe);
   EXPECT_EQ(served.server.requests(), 0);
 }

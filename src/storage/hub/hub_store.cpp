@@ -144,6 +144,7 @@ class HubStore final : public Store {
     refuse_to_write(at(name));
   }
   void remove(std::string_view name) override { refuse_to_write(at(name)); }
+  [[nodiscard]] bool is_read_only() const override { return true; }
   void require_writable(std::string_view /*probe*/, bool /*is_only_writer*/) override {
     refuse_to_write(name_);
   }

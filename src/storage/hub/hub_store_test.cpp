@@ -352,6 +352,7 @@ TEST_F(Hub, NobodyWritesThere) {
            [&] { (void)model->new_directory("x", IfExists::fail); }}) {
     EXPECT_EQ(code_of(write), ErrorCode::unsupported);
   }
+  EXPECT_TRUE(model->is_read_only());
   EXPECT_EQ(code_of([&] { (void)model->open("../x"); }), ErrorCode::unsafe);
   EXPECT_EQ(code_of([&] { (void)store("hf://org/m/a//b"); }), ErrorCode::unsafe);
   EXPECT_EQ(asked("/api/models/org/m/revision/main"), 0);
