@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -12,6 +13,17 @@ namespace tessera {
 namespace {
 
 constexpr auto kPatience = std::chrono::milliseconds(50);  // until a stop is looked for
+
+// Whoever catches an Error adds to it where it stands, so no two threads may have one: a copy.
+std::exception_ptr copy_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return std::make_exception_ptr(Error(error));
+  } catch (...) {
+    return failure;
+  }
+}
 
 bool is_ready(const std::shared_future<RecentBlocks::Bytes>& bytes) {
   return bytes.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -33,10 +45,10 @@ RecentBlocks::Claim::~Claim() {
   promise_.set_value(nullptr);
 }
 
-void RecentBlocks::Claim::fail(std::exception_ptr failure) {
+void RecentBlocks::Claim::fail(const std::exception_ptr& failure) {
   if (blocks_ == nullptr) return;
   std::exchange(blocks_, nullptr)->forget(key_);
-  promise_.set_exception(std::move(failure));
+  promise_.set_exception(copy_of(failure));
 }
 
 void RecentBlocks::Claim::keep(Bytes bytes) {
@@ -92,7 +104,8 @@ RecentBlocks::Bytes RecentBlocks::wait_for(Key key) {
   try {
     return bytes.get();
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::cancelled || HeedStop::is_requested()) throw;
+    // The same for all who wait, a copy for each.
+    if (error.code() != ErrorCode::cancelled || HeedStop::is_requested()) throw Error(error);
     return nullptr;
   }
 }

@@ -35,8 +35,8 @@ class RecentBlocks {
     Claim& operator=(Claim&&) = delete;
 
     void keep(Bytes bytes);
-    // Those who wait fail alike, instead of one after the other.
-    void fail(std::exception_ptr failure);
+    // Those who wait fail alike, instead of one after the other. Each gets an Error of its own.
+    void fail(const std::exception_ptr& failure);
 
    private:
     RecentBlocks* blocks_;  // null: nothing is left to do

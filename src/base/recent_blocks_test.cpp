@@ -6,7 +6,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <latch>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <stop_token>
 #include <thread>
@@ -144,6 +147,35 @@ TEST(RecentBlocks, WhoWaitsFailsWithTheReader) {
   EXPECT_LE(reads, 2);  // of a thread that came late
   EXPECT_NE(blocks.get({1, 1}, [] { return std::make_shared<std::vector<std::byte>>(1); }),
             nullptr);
+}
+
+// Whoever catches an Error adds to it: two threads that had one corrupted the heap.
+TEST(RecentBlocks, EachThreadHasAnErrorOfItsOwn) {
+  constexpr int kThreads = 4;
+  RecentBlocks blocks(4);
+  std::set<const Error*> errors;  // guarded by mutex
+  std::mutex mutex;
+  std::latch all_have_one(kThreads);
+  const auto fail_slowly = []() -> RecentBlocks::Bytes {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    throw Error(ErrorCode::corrupt, "damaged");
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      try {
+        (void)blocks.get({1, 1}, fail_slowly);
+      } catch (const Error& error) {
+        {
+          const std::lock_guard lock(mutex);
+          errors.insert(&error);
+        }
+        all_have_one.arrive_and_wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(errors.size(), static_cast<std::size_t>(kThreads));
 }
 
 TEST(RecentBlocks, AStopEndsTheWaitAndNoOtherJob) {
