@@ -32,7 +32,7 @@ class Tessera(ConanFile):
         root = pathlib.Path(self.recipe_folder, "../..")
         for folder in ("cmake", "include", "src", "docs", "tools"):
             copy(self, f"{folder}/*", src=root, dst=self.export_sources_folder)
-        for name in ("CMakeLists.txt", "LICENSE"):
+        for name in ("CMakeLists.txt", "CHANGELOG.md", "LICENSE", "SECURITY.md"):
             copy(self, name, src=root, dst=self.export_sources_folder)
 
     def requirements(self):
