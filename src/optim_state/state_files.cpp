@@ -55,13 +55,10 @@ Value groups_in_order(const LiveNames& live, ModuleRef model) {
     const auto found = places.find(name.as_string());
     return found == places.end() ? places.size() : found->second;
   };
-  Value::List groups;
-  for (const Value& group : live.groups->items()) {
-    Value::List names = group.at("params").items();
+  return detail::with_params(*live.groups, [&](Value::List names) {
     std::ranges::stable_sort(names, {}, place_of);
-    groups.push_back(Value::dict({{"params", Value::list(std::move(names))}}));
-  }
-  return Value::list(std::move(groups));
+    return names;
+  });
 }
 
 // Parameters that go by numbers are those of `live`, an optimizer's groups, in their order.
