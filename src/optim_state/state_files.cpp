@@ -120,8 +120,15 @@ void require_one_model(const TrainingState& state, const LoadOptions& options) {
 
 }  // namespace
 
-bool detail::is_model_alone(const Checkpoint& contents) {
-  return !any_below(contents, kModel) && !any_below(contents, kOptim);
+void detail::arrange_model_alone(GroupCheckpoint& checkpoint, const Value& model) {
+  const auto& contents = checkpoint.contents();
+  const auto is_there = [&](const Value::Pair& one) {
+    return contents.find(one.first.as_string()) != nullptr;
+  };
+  if (any_below(contents, kModel) || any_below(contents, kOptim) ||
+      std::ranges::none_of(model.pairs(), is_there))
+    return;
+  checkpoint.arrange([](const Checkpoint& stored) { return as_training_state(stored, {}, {}); });
 }
 
 LoadReport load(TrainingState& state, const StateFiles& files, const LoadOptions& options,
@@ -136,8 +143,7 @@ LoadReport load(TrainingState& state, const StateFiles& files, const LoadOptions
   const auto live = loads.front().names();
   const auto in_order = groups_in_order(live, state.model());
   auto model = GroupCheckpoint::open(files.model, options, group);
-  if (detail::is_model_alone(model.contents()))
-    model.arrange([](const Checkpoint& stored) { return as_training_state(stored, {}, {}); });
+  detail::arrange_model_alone(model, loads.front().model());
   auto optimizer = GroupCheckpoint::open(files.optimizer, options, group);
   optimizer.arrange([&](const Checkpoint& stored) {
     auto named = any_below(stored, kOptim) ? stored : as_optimizer(stored);

@@ -116,6 +116,21 @@ TEST_F(SavedByLibtorch, AModelAloneIsLoaded) {
   }
 }
 
+// What has none of the model's names is no model: values are found where they are.
+TEST(ValuesAlone, AreFoundWhereAModelIsMissing) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/values";
+  save(Value::dict({{"step", 7}}), path);
+  auto net = half_net();
+  TrainingState state(net);
+  state.values.set_item("step", 0);
+  LoadOptions options;
+  options.missing = OnDifference::report;
+  const auto report = load(state, path, options);
+  EXPECT_EQ(state.values.at("step").as_int(), 7);
+  EXPECT_EQ(report.missing.size(), net->named_parameters().size());
+}
+
 TEST_F(SavedByLibtorch, WhatDoesNotFitChangesNothing) {
   run_mesh(2, [&](Mesh& mesh) {
     auto net = half_net();

@@ -44,9 +44,9 @@ class TrainingLoad {
   std::optional<Value> trainer_;
 };
 
-// Whether a checkpoint's tree is no training state's but that of a model: it has neither "model"
-// nor "optim".
-[[nodiscard]] bool is_model_alone(const Checkpoint& contents);
+// Shows what a checkpoint holds below "model" where its tree is that of a model: it has neither
+// "model" nor "optim", but some of the names of `model`. Collective.
+void arrange_model_alone(GroupCheckpoint& checkpoint, const Value& model);
 
 // Those of `state` and the others below it.
 [[nodiscard]] std::vector<TrainingLoad> loads_of(TrainingState& state, const LoadOptions& options,

@@ -145,10 +145,9 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
     checkpoint.arrange([&](const Checkpoint& stored) { return as_training_state(stored, live); });
     if (state.values.find(kTrain) != nullptr)
       root.take_trainer_state(trainer_state(where, options, group));
+  } else if (is_plain) {
+    detail::arrange_model_alone(checkpoint, root.model());
   }
-  if (is_plain && !is_olmo_kind(checkpoint.contents().kind) &&
-      detail::is_model_alone(checkpoint.contents()))
-    checkpoint.arrange([](const Checkpoint& stored) { return as_training_state(stored, {}, {}); });
   return detail::load_all(loads, checkpoint.contents(), group,
                           [&](Value& tree) { return checkpoint.load(tree, options); });
 }
