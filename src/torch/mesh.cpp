@@ -63,7 +63,6 @@ void begin(detail::MeshState& state, int rank, int size, const MeshOptions& opti
   state.device = device_of(options, rank, state.local_rank);
   make_current(state.device);
   state.options = options;
-  survive_broken_pipes();
 }
 
 // The process group is there: what goes over it.
@@ -104,11 +103,7 @@ void detail::forget_dead_units(MeshState& state) {
 }
 
 Mesh::Mesh(const MeshOptions& options) : state_(make_state()) {
-  settle_vector_math();
-  state_->local_rank = local_rank_of();
-  state_->device = device_of(options, 0, state_->local_rank);
-  make_current(state_->device);
-  state_->options = options;
+  begin(*state_, 0, 1, options);
   state_->group = solo_group();
   state_->transport = make_solo_transport();
 }
@@ -122,6 +117,7 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   }
   auto& state = *state_;
   begin(state, rank, size, options);
+  survive_broken_pipes();
   state.process_group = communicate("connecting the ranks", [&] {
     state.store = meet(store, rank, size, options.deadline);
     state.reductions = make_reduction_group(state.store, rank, size, state.device, options);
@@ -135,6 +131,7 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const MeshOption
   if (!group) throw Error(ErrorCode::invalid_argument, "a mesh of no process group");
   auto& state = *state_;
   begin(state, group->getRank(), group->getSize(), options);
+  survive_broken_pipes();
   const auto store = group->getStore();
   if (!store) {
     throw Error(ErrorCode::invalid_argument,
