@@ -61,7 +61,7 @@ std::string span_text(std::uint64_t offset, std::uint64_t size) {
   refuse_as(is_absent ? ErrorCode::not_found : ErrorCode::io, request, response);
 }
 
-class HttpSource final : public ByteSource {
+class HttpSource final : public FarSource {
  public:
   HttpSource(std::shared_ptr<HttpClient> client, std::string url, std::uint64_t size,
              Version version)
@@ -82,21 +82,11 @@ class HttpSource final : public ByteSource {
     return version_.is_strong() ? url_ + '\0' + version_.etag : std::string();
   }
 
-  [[nodiscard]] std::uint64_t request_cost() const override { return kFarRequest; }
-
-  void read_at(std::uint64_t offset, MutableByteView out) const override {
-    const ReadRange range{offset, out};
-    read_ranges({&range, 1});
-  }
-
-  void read_ranges(std::span<const ReadRange> ranges) const override {
-    const std::vector<RemotePiece> pieces = pieces_of(*this, ranges);
-    parallel_for(std::min(client_->most_in_flight(), kReadAtOnce), pieces.size(),
-                 [&](std::size_t i) { read_piece(pieces[i].offset, pieces[i].out); });
-  }
-
  private:
-  void read_piece(std::uint64_t offset, const Scattered& out) const {
+  [[nodiscard]] int most_at_once() const override {
+    return std::min(client_->most_in_flight(), kReadAtOnce);
+  }
+  void read_piece(std::uint64_t offset, const Scattered& out) const override {
     const auto make = [&](const std::string& url) {
       HttpRequest request{.url = url, .into = out};
       request.headers.emplace_back("Range", range_text(offset, out.size()));

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/parallel.h"
 #include "io/source.h"
 #include "tessera/io.h"
 
@@ -99,5 +100,25 @@ struct RemotePiece {
   }
   return pieces;
 }
+
+// A source far away, whose reads are requests that go at once.
+class FarSource : public ByteSource {
+ public:
+  [[nodiscard]] std::uint64_t request_cost() const final { return kFarRequest; }
+  void read_at(std::uint64_t offset, MutableByteView out) const final {
+    const ReadRange range{offset, out};
+    read_ranges({&range, 1});
+  }
+  void read_ranges(std::span<const ReadRange> ranges) const final {
+    const std::vector<RemotePiece> pieces = pieces_of(*this, ranges);
+    parallel_for(most_at_once(), pieces.size(),
+                 [&](std::size_t i) { read_piece(pieces[i].offset, pieces[i].out); });
+  }
+
+ protected:
+  // By one request. Called by several threads at once.
+  virtual void read_piece(std::uint64_t offset, const Scattered& out) const = 0;
+  [[nodiscard]] virtual int most_at_once() const { return kReadAtOnce; }
+};
 
 }  // namespace tessera

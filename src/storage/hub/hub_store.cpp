@@ -17,7 +17,7 @@
 namespace tessera::hub {
 namespace {
 
-class HubSource final : public ByteSource {
+class HubSource final : public FarSource {
  public:
   HubSource(std::shared_ptr<const HubRepo> repo, HubEntry file, std::string name)
       : repo_(std::move(repo)), file_(std::move(file)), name_(std::move(name)) {}
@@ -26,20 +26,11 @@ class HubSource final : public ByteSource {
   [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] std::string version() const override { return file_.content; }
   [[nodiscard]] std::string identity() const override { return repo_->identity_of(file_); }
-  [[nodiscard]] std::uint64_t request_cost() const override { return kFarRequest; }
-
-  void read_at(std::uint64_t offset, MutableByteView out) const override {
-    const ReadRange range{offset, out};
-    read_ranges({&range, 1});
-  }
-
-  void read_ranges(std::span<const ReadRange> ranges) const override {
-    const std::vector<RemotePiece> pieces = pieces_of(*this, ranges);
-    parallel_for(std::min(repo_->client().most_in_flight(), kReadAtOnce), pieces.size(),
-                 [&](std::size_t i) { read_piece(pieces[i].offset, pieces[i].out); });
-  }
 
  private:
+  [[nodiscard]] int most_at_once() const override {
+    return std::min(repo_->client().most_in_flight(), kReadAtOnce);
+  }
   // A signature that has expired is refused in one way or another; the Hub knows whether it was
   // that. Null: it was refused.
   [[nodiscard]] std::optional<HttpResponse> read_from(const std::string& address,
@@ -62,7 +53,7 @@ class HubSource final : public ByteSource {
     return response;
   }
 
-  void read_piece(std::uint64_t offset, const Scattered& out) const {
+  void read_piece(std::uint64_t offset, const Scattered& out) const override {
     std::string address;
     for (int addresses = 0; addresses < kMostAddresses; ++addresses) {
       address = fresh_address(address);

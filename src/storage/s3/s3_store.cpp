@@ -27,7 +27,7 @@ namespace {
 using s3::Bucket;
 using s3::ObjectState;
 
-class S3Source final : public ByteSource {
+class S3Source final : public FarSource {
  public:
   S3Source(std::shared_ptr<Bucket> bucket, std::string key, ObjectState version)
       : bucket_(std::move(bucket)),
@@ -36,27 +36,20 @@ class S3Source final : public ByteSource {
         version_(std::move(version)) {}
 
   [[nodiscard]] std::uint64_t size() const override { return version_.size; }
-  void read_at(std::uint64_t offset, MutableByteView out) const override {
-    const ReadRange range{offset, out};
-    read_ranges({&range, 1});
-  }
-  void read_ranges(std::span<const ReadRange> ranges) const override {
-    const std::vector<RemotePiece> pieces = pieces_of(*this, ranges);
-    parallel_for(kReadAtOnce, pieces.size(), [&](std::size_t i) {
-      bucket_->read(key_, version_, pieces[i].offset, pieces[i].out);
-    });
-  }
   [[nodiscard]] const std::string& name() const override { return path_; }
   [[nodiscard]] std::string version() const override { return version_.version; }
   [[nodiscard]] std::string identity() const override {
     if (version_.etag.starts_with("W/")) return {};
     return bucket_->endpoint() + '\0' + path_ + '\0' + version_.etag + '\0' + version_.version;
   }
-  [[nodiscard]] std::uint64_t request_cost() const override { return kFarRequest; }
   [[nodiscard]] bool is_beside(const Bucket& bucket) const { return bucket_->is_beside(bucket); }
   [[nodiscard]] s3::CopiedObject copied() const { return bucket_->copied_object(key_, version_); }
 
  private:
+  void read_piece(std::uint64_t offset, const Scattered& out) const override {
+    bucket_->read(key_, version_, offset, out);
+  }
+
   const std::shared_ptr<Bucket> bucket_;
   const std::string key_;
   const std::string path_;
