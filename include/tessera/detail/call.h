@@ -135,12 +135,10 @@ auto& impl_of(Module& module) {
   }
 }
 
-// Of an overloaded or generic function no parameters are known.
-template <typename Parameters, typename... Arguments>
-inline constexpr bool kIsUnknown = std::tuple_size_v<Parameters> == 0 && sizeof...(Arguments) > 0;
-
-template <bool kAny, typename Argument>
-inline constexpr bool kIsWatchedCopy = (std::is_lvalue_reference_v<Argument>)&&kAny;
+// Whether a copy goes to an overloaded or generic function, of which no parameters are known.
+template <typename Parameters, typename Argument>
+inline constexpr bool kIsWatchedCopy = std::is_lvalue_reference_v<Argument> &&
+                                       (std::tuple_size_v<Parameters> == 0);
 
 // `forward` is what is called between the unit's steps; it has these parameters, as far as known.
 template <typename Parameters, typename Forward, typename... Arguments, std::size_t... I>
@@ -165,8 +163,7 @@ auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequenc
     handed.note();
     const Unchanged copies([&carried] {
       std::vector<at::Tensor*> found;
-      constexpr bool kAny = kIsUnknown<Parameters, Arguments...>;
-      (collect_tensors_if<kIsWatchedCopy<kAny, Arguments>>(std::get<I>(carried), found), ...);
+      (collect_tensors_if<kIsWatchedCopy<Parameters, Arguments>>(std::get<I>(carried), found), ...);
       return found;
     });
     if constexpr (std::is_void_v<Result>) {
