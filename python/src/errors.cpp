@@ -11,8 +11,13 @@ void raise(const std::exception_ptr& thrown, void* /*payload*/) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Error& error) {
-    const nb::object exception = exception_of(error);
-    PyErr_SetObject(exception.type().ptr(), exception.ptr());
+    // Python code makes the exception, so that an interrupt may come in it: that is raised then.
+    try {
+      const nb::object exception = exception_of(error);
+      PyErr_SetObject(exception.type().ptr(), exception.ptr());
+    } catch (nb::python_error& other) {
+      other.restore();
+    }
   }
 }
 

@@ -88,8 +88,11 @@ void Job::run(const std::function<void()>& work) {
   }
   if (raised_) throw std::move(*raised_);
   const bool fine = say_heard();
-  if (failure && !fine) PyErr_Clear();
-  if (failure) std::rethrow_exception(failure);
+  // An interrupt is no warning that was made an error.
+  if (failure && (fine || PyErr_ExceptionMatches(PyExc_Exception) != 0)) {
+    PyErr_Clear();
+    std::rethrow_exception(failure);
+  }
   if (!fine) throw nb::python_error();
 }
 

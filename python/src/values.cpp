@@ -96,7 +96,8 @@ class Converter {
 
   // A file may have for a key what only another version of Python can hash, or none.
   [[noreturn]] static void refuse_key(nb::handle key) {
-    PyErr_Clear();
+    nb::python_error raised;
+    if (!raised.matches(PyExc_Exception)) throw std::move(raised);
     throw Error(ErrorCode::unsupported,
                 "a dict or set has a " + text_of(key.type().attr("__name__")) +
                     " for a key, which this version of Python has no hash of");

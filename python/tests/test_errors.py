@@ -69,6 +69,32 @@ def test_what_the_library_warns_of_is_a_warning_of_the_call(tmp_path):
         tessera.open(tmp_path / "one.safetensors").close()
 
 
+def test_an_interrupt_in_the_making_of_an_error_or_a_warning_is_raised(tmp_path, monkeypatch):
+    def interrupted(*given, **named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(tessera._errors, "error_of", interrupted)
+        tessera.open(tmp_path / "none")
+    # A call that warns and fails.
+    tessera.save_file({"a": numpy.arange(4.0), "b": numpy.arange(3.0)}, tmp_path / "one.safetensors")
+    tessera.convert(tmp_path / "one.safetensors", tmp_path / "set", to="safetensors", max_shard_size=40)
+    shutil.copy(next((tmp_path / "set").glob("*-00001-*")), tmp_path / "set" / "other.safetensors")
+    next((tmp_path / "set").glob("*-00002-*")).unlink()
+    with warnings.catch_warnings(), pytest.raises((KeyboardInterrupt, tessera.Error)) as raised:
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", interrupted)
+        monkeypatch.setattr(warnings, "_showwarnmsg_impl", interrupted)
+        tessera.open(tmp_path / "set")
+    assert raised.type is KeyboardInterrupt
+    # A key of a dict, whose hash is code of the package's.
+    key = tessera.Opaque("a.b", (1,))
+    tessera.save_file({"d": {key: 1}}, tmp_path / "keys.pt")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(tessera.Opaque, "__hash__", interrupted)
+        tessera.load(tmp_path / "keys.pt")
+
+
 def test_every_code_has_a_class():
     codes = {kind.code for kind in tessera.Error.__subclasses__()}
     assert len(codes) == 15 and all(getattr(tessera, kind.__name__) is kind for kind in tessera.Error.__subclasses__())
