@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/open/tree.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -82,9 +83,26 @@ Row row_of(const Leaf& leaf) {
   return row;
 }
 
+// Tensors that are others under another name.
+class Ties {
+ public:
+  explicit Ties(const std::vector<Leaf>& leaves) : leaves_(leaves), kept_(ties_of(leaves)) {}
+
+  // The name that the elements have first; null: its own.
+  [[nodiscard]] const std::string* name_for(std::size_t leaf) const {
+    return kept_[leaf] == leaf ? nullptr : &leaves_[kept_[leaf]].name;
+  }
+
+ private:
+  const std::vector<Leaf>& leaves_;
+  std::vector<std::size_t> kept_;
+};
+
 void print_leaves(const std::vector<Leaf>& leaves) {
   JsonRows rows;
-  for (const Leaf& leaf : leaves) {
+  const Ties ties(leaves);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const Leaf& leaf = leaves[i];
     nlohmann::ordered_json item;
     item["name"] = leaf.name;
     if (leaf.value.is(Value::Kind::tensor)) {
@@ -94,6 +112,7 @@ void print_leaves(const std::vector<Leaf>& leaves) {
       item["bytes"] = byte_size(tensor.dtype, tensor.shape);
       item["pieces"] = tensor.pieces.size();
       item["files"] = file_count(tensor);
+      if (const std::string* const name = ties.name_for(i)) item["tied_to"] = *name;
     } else {
       add_value(leaf.value, kMostListed, item);
     }
@@ -113,14 +132,18 @@ void print_table(const std::vector<Leaf>& leaves) {
     shape = std::max(shape, row.shape.size());
     bytes = std::max(bytes, row.bytes.size());
   };
-  const auto print = [&](const Row& row) {
-    fmt::print("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>6}  {:>5}\n", row.name, name, row.dtype, dtype,
-               row.shape, shape, row.bytes, bytes, row.pieces, row.files);
+  const auto print = [&](const Row& row, const std::string& end) {
+    fmt::print("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>6}  {:>5}{}\n", row.name, name, row.dtype, dtype,
+               row.shape, shape, row.bytes, bytes, row.pieces, row.files, end);
   };
   widen(head);
   for (const Leaf& leaf : leaves) widen(facts_of(leaf));
-  print(head);
-  for (const Leaf& leaf : leaves) print(row_of(leaf));
+  print(head, "");
+  const Ties ties(leaves);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const std::string* const tied = ties.name_for(i);
+    print(row_of(leaves[i]), tied == nullptr ? "" : "  tied to " + printable_name(*tied));
+  }
 }
 
 int ls(const LsArguments& options, const Common& common) {
@@ -132,6 +155,9 @@ int ls(const LsArguments& options, const Common& common) {
 }
 
 constexpr const char* kLsExamples = R"(
+A tensor that is another one under a second name (tied weights, views of one storage) says so behind
+its row.
+
 Examples:
   tessera ls checkpoint/
   tessera ls model.pt --only 'layers.0.*' --json)";

@@ -82,6 +82,8 @@ class Facts(unittest.TestCase):
                 self.assertTrue(line.startswith(printed(row["name"])), (line, row))
                 rest = line[len(printed(row["name"])):].strip()
                 if "shape" in row:
+                    rest, *tied = rest.split("  tied to ")
+                    self.assertEqual(tied, [printed(row["tied_to"])] if "tied_to" in row else [])
                     dtype, shown = rest.split(None, 1)
                     shape, *numbers = shown.rsplit(None, 3)
                     self.assertEqual([dtype, json.loads(shape), *map(int, numbers)],

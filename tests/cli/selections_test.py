@@ -56,6 +56,23 @@ class Selections(Case):
         self.assertEqual(self.listed(source, "--only", "?.x"), ["é.x"])
         self.assertEqual(self.listed(source, "--only", "[à-ü]"), ["ö"])
 
+    def test_tied_tensors_say_so(self):
+        tied = write_safetensors(self.work / "tied.safetensors", {"embed.weight": ("F32", [2], bytes(8)), "w": ("F32", [2], bytes(8))},
+                                 {"format": "pt", "lm_head.weight": "embed.weight", "title": "w"})
+        done = tessera("ls", tied)
+        self.assertRegex(done.stdout, r"\nlm_head.weight  float32  \[2\] +8 +1 +1  tied to embed.weight\n")
+        self.assertIn("the metadata 'title' is the name of the tensor 'w'", done.stderr)
+        rows = json.loads(tessera("ls", tied, "--json").stdout)
+        self.assertEqual({row["name"]: row.get("tied_to") for row in rows}, {"embed.weight": None, "w": None, "lm_head.weight": "embed.weight"})
+        for name in ("a.pt", "a.safetensors", "as-dcp"):
+            done = tessera("convert", tied, self.work / name, *(["--to", "dcp"] if name == "as-dcp" else []))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            rows = json.loads(tessera("ls", self.work / name, "--json").stdout)
+            self.assertEqual({row["name"]: row.get("tied_to") for row in rows},
+                             {"embed.weight": None, "w": None, "lm_head.weight": None if name == "as-dcp" else "embed.weight"}, name)
+        shared = self.work / "as-dcp"
+        self.assertEqual(tessera("diff", tied, shared).returncode, 0)
+
     def test_what_is_printed_may_stand_in_a_glob(self):
         source = self.file_of(["a\nb.w", "a\nb.v", "a b.w"])
         self.assertEqual(self.listed(source, "--only", "a\\nb.*"), ["a\nb.v", "a\nb.w"])

@@ -149,11 +149,13 @@ Leaf leaf_of(const Found& found, bool indexed) {
   return named_leaf(found.name, whole_tensor(*entry, std::move(storage)));
 }
 
-void add_noted(const std::vector<SetFile>& set, std::vector<Leaf>& leaves) {
-  Notes notes(leaves);
+void add_noted(const std::vector<SetFile>& set, Checkpoint& checkpoint) {
+  Notes notes(checkpoint.leaves);
   for (const SetFile& file : set) notes.add(file.header.metadata);
   std::vector<Leaf> noted = notes.take();
-  std::ranges::move(noted, std::back_inserter(leaves));
+  std::ranges::move(noted, std::back_inserter(checkpoint.leaves));
+  std::vector<std::string> doubts = notes.take_doubts();
+  std::ranges::move(doubts, std::back_inserter(checkpoint.warnings));
 }
 
 // A tensor in shards has several.
@@ -240,7 +242,7 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
   } else {
     add_leaves_of_set(set, index, checkpoint);
   }
-  add_noted(set, checkpoint.leaves);
+  add_noted(set, checkpoint);
   for (const SetFile& file : set) add_metadata(file, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.store = store;

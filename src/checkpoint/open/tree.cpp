@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "layout/boxes.h"
 #include "tessera/error.h"
 #include "value/children.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -113,6 +116,37 @@ std::optional<SamePlace> place_of(const Value& value) {
                    tensor.dtype,     tensor.stored,        piece.conj,        piece.neg};
 }
 
+// Where the elements of a tensor of one piece begin.
+using Begin = std::tuple<const void*, std::uint64_t, std::int64_t>;
+
+std::optional<Begin> begin_of(const Value& value) {
+  if (!value.is(Value::Kind::tensor) || value.as_tensor().pieces.size() != 1) return std::nullopt;
+  const Piece& piece = value.as_tensor().pieces[0];
+  if (!piece.storage) return std::nullopt;
+  const Storage& storage = *piece.storage;
+  if (storage.source) return Begin{storage.source.get(), storage.offset, piece.storage_offset};
+  const void* const memory = storage.device ? static_cast<const void*>(&storage) : storage.data;
+  return Begin{memory, 0, piece.storage_offset};
+}
+
+// The leaves, by index, that begin where another one does.
+std::vector<std::size_t> sharing_a_begin(const std::vector<Leaf>& leaves) {
+  std::vector<std::pair<Begin, std::size_t>> begins;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (const auto begin = begin_of(leaves[i].value)) begins.emplace_back(*begin, i);
+  }
+  std::ranges::sort(begins);
+  const auto is_at = [&](std::size_t one, std::size_t other) {
+    return other < begins.size() && begins[one].first == begins[other].first;
+  };
+  std::vector<std::size_t> sharing;
+  for (std::size_t i = 0; i < begins.size(); ++i) {
+    if ((i > 0 && is_at(i, i - 1)) || is_at(i, i + 1)) sharing.push_back(begins[i].second);
+  }
+  std::ranges::sort(sharing);
+  return sharing;
+}
+
 std::string_view last_step(std::string_view name) {
   return name.substr(name.rfind('.') + 1);
 }
@@ -136,14 +170,16 @@ bool can_be_noted(const std::string& name) {
 }
 
 bool is_note(const std::string& name, const std::string& kept, bool is_ours) {
-  return can_be_noted(name) && (is_ours || last_step(name) == last_step(kept));
+  const bool are_paths = last_step(name) != name && last_step(kept) != kept;
+  return can_be_noted(name) && (is_ours || are_paths || last_step(name) == last_step(kept));
 }
 
 std::vector<std::size_t> ties_of(const std::vector<Leaf>& leaves) {
   std::vector<std::size_t> kept(leaves.size());
+  std::iota(kept.begin(), kept.end(), std::size_t{0});
   std::map<SamePlace, std::vector<std::size_t>> at;
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    kept[i] = i;
+  // Nearly all begin where no other one does, and there may be a million.
+  for (const std::size_t i : sharing_a_begin(leaves)) {
     if (auto place = place_of(leaves[i].value)) at[std::move(*place)].push_back(i);
   }
   for (const auto& [place, tied] : at) {
@@ -162,11 +198,18 @@ void Notes::index_names() {
 void Notes::add(const std::map<std::string, std::string>& metadata) {
   const bool is_ours = metadata.contains(kTiesKey);
   for (const auto& [name, kept] : metadata) {
-    if (!is_note(name, kept, is_ours)) continue;
+    if (!can_be_noted(name)) continue;
     index_names();
     if (by_name_.contains(name)) continue;
     const auto found = by_name_.find(kept);
     if (found == by_name_.end()) continue;
+    if (!is_note(name, kept, is_ours)) {
+      doubts_.push_back("the metadata '" + printable(name, 200) + "' is the name of the tensor '" +
+                        printable(kept, 200) +
+                        "': it stays metadata and is no tied tensor, because the names end in "
+                        "different ways");
+      continue;
+    }
     // One value for all notes of a tensor: it may have many pieces.
     Value& tied = tied_[found->second];
     if (tied.is(Value::Kind::none)) tied = tied_to(leaves_[found->second].value.as_tensor());

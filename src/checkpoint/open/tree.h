@@ -35,15 +35,18 @@ inline constexpr const char* kTiesKey = "tessera.ties";
 [[nodiscard]] bool is_about_files(const std::string& key);
 
 // Whether metadata of this name says that a tensor is `kept`, if that is the name of one: Tessera's
-// own does. Other files' metadata may happen to be a tensor's name, so both names end alike.
+// own does. Other files' metadata may happen to be a tensor's name, so both names end alike, or
+// both have dots.
 [[nodiscard]] bool is_note(const std::string& name, const std::string& kept, bool is_ours);
 
 // Whether a name may be noted, unless something else has it: the metadata means nothing else by it.
 [[nodiscard]] bool can_be_noted(const std::string& name);
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 // For each leaf the one whose elements it has, by its index: of those that are the same elements at
 // the same place the first by name, as save_model keeps it. Of other leaves their own.
 [[nodiscard]] std::vector<std::size_t> ties_of(const std::vector<Leaf>& leaves);
+#pragma GCC visibility pop
 
 // The tensors that the metadata of a set's files notes (name -> name of the tensor that it is).
 class Notes {
@@ -53,6 +56,8 @@ class Notes {
   // The notes of one file. A note counts where the leaves have its second name alone.
   void add(const std::map<std::string, std::string>& metadata);
   [[nodiscard]] std::vector<Leaf> take();
+  // What a reader should know of metadata that is no note, and could be meant as one.
+  [[nodiscard]] std::vector<std::string> take_doubts() { return std::move(doubts_); }
 
  private:
   void index_names();
@@ -61,6 +66,7 @@ class Notes {
   std::unordered_map<std::string_view, std::size_t> by_name_;  // made for the first note
   std::unordered_map<std::size_t, Value> tied_;
   std::map<std::string, Leaf> noted_;
+  std::vector<std::string> doubts_;
 };
 
 }  // namespace tessera

@@ -401,6 +401,7 @@ TEST(Tied, MetadataIsNoNoteByChance) {
   };
   const std::string chance = file_of({{"license", "a"}, {"x.y", "y"}}, {"a", "x.y", "y"});
   EXPECT_EQ(Checkpoint::open(chance).names(), (Names{"a", "x.y", "y"}));
+  EXPECT_EQ(Checkpoint::open(chance).warnings.size(), 1U);  // of the license
   ConvertOptions part;
   part.only = {"a", "y"};
   const std::string target = temporary_directory() + "/part.safetensors";
@@ -409,6 +410,26 @@ TEST(Tied, MetadataIsNoNoteByChance) {
   EXPECT_EQ(notes_in(target), (Notes{{"license", "a"}}));
   ASSERT_EQ(report.notes.size(), 1U);
   EXPECT_NE(report.notes[0].find("'x.y' is left out"), std::string::npos) << report.notes[0];
+}
+
+// As save_model writes them: {"lm_head.weight": "embed.weight"}, or names that end otherwise.
+TEST(Tied, NotesOfOthersAreTaken) {
+  const std::vector<Leaf> leaves = {{"embed.weight", {}, Value(counting({2}, whole({2}), 1))},
+                                    {"w", {}, Value(counting({2}, whole({2}), 3))}};
+  tessera::Notes notes(leaves);
+  notes.add({{"format", "pt"},
+             {"lm_head.weight", "embed.weight"},
+             {"out.kernel", "embed.weight"},
+             {"w", "embed.weight"},
+             {"title", "w"},
+             {"base", "absent"}});
+  const std::vector<Leaf> noted = notes.take();
+  ASSERT_EQ(noted.size(), 2U);
+  EXPECT_EQ(noted[0].name, "lm_head.weight");
+  EXPECT_EQ(noted[1].name, "out.kernel");
+  const std::vector<std::string> doubts = notes.take_doubts();
+  ASSERT_EQ(doubts.size(), 1U);  // what is not taken is said
+  EXPECT_NE(doubts[0].find("'title' is the name of the tensor 'w'"), std::string::npos);
 }
 
 // A small set with many notes of one tensor in many shards is no bomb.
