@@ -59,6 +59,11 @@ struct ConvertOptions {
   // "model", "optim", and keys as of Checkpoint::only; empty: everything. `not_found` for one that
   // chooses nothing.
   std::vector<std::string> only;
+  // "NAME[0:10]", "NAME[2:,:4]": of this tensor, under its name in the source, a part alone, as
+  // Python slices, without steps; a single number keeps its dimension. `not_found` for a name that
+  // is not there or not chosen, `mismatch` for no tensor, `invalid_argument` for a slice without
+  // elements or outside of the tensor, and for a second one of a tensor.
+  std::vector<std::string> slice;
   // Rules "RE=>TO" over names, applied in order to every match. RE is one as OlmoOptions::unit; in
   // TO `\1` and `$1` are its first group, `$&` and `\0` the whole match, `\\` and `$$` the
   // character itself. A group that RE lacks is `invalid_argument`, two names that become one are

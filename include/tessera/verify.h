@@ -84,6 +84,14 @@ struct Difference {
     std::optional<Value> largest = {};  // difference, an integer or a real; none for other dtypes
   };
   std::optional<Elements> elements = {};
+  // Of `shape`, where two tensors of one dtype differ in their first dimension alone, as with a
+  // vocabulary that was padded.
+  struct Rows {
+    std::int64_t common = 0;      // that both have
+    std::int64_t different = 0;   // elements of these
+    bool is_zero_behind = false;  // whether the longer one has nothing but zero bits behind them
+  };
+  std::optional<Rows> rows = {};
 };
 [[nodiscard]] std::string_view to_string(Difference::Kind kind) noexcept;
 

@@ -42,6 +42,7 @@ ConvertOptions convert_options(const Options& given, const std::string& target) 
   given.get("threads", options.threads);
   given.get("memory", options.memory);
   given.get("only", options.only);
+  given.get("slice", options.slice);
   given.get("rename", options.rename);
   given.get("dtype", options.dtype);
   given.get("allow_wrap", options.allow_wrap);

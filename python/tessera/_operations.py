@@ -126,8 +126,8 @@ def convert(
 
     `to` is the kind, if the target's name does not say it. `only` takes what it takes in `load`, and
     "model" and "optim" wherever they lie. `rename` has rules `RE=>TO`: matches of RE, in RE2's syntax,
-    become TO, in which `\\1` and `$1` are its first group. The other options are those of the
-    command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes),
+    become TO, in which `\\1` and `$1` are its first group. `slice` has rules like "embed[0:10]": of that
+    tensor those rows alone. The other options are those of the command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes),
     `keep_duplicates`, `allow_wrap`, `single_writer`, `unit`, `orig_params`, `olmo_safetensors`,
     `model_only`, `config`, `header_limit`, `part`, `raw`.
 
@@ -138,6 +138,7 @@ def convert(
     """
     _require_known(options)
     options.update(
+        slice=listed(options.get("slice", ())),
         to=to,
         only=listed(only),
         rename=listed(rename),
@@ -168,6 +169,7 @@ _CONVERT_OPTIONS = frozenset(
         "raw",
         "resume",
         "single_writer",
+        "slice",
         "threads",
         "unit",
     )

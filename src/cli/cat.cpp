@@ -1,10 +1,8 @@
 // tessera cat: the values of one tensor or object.
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +14,7 @@
 #include "checkpoint/read/npy.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/select.h"
+#include "checkpoint/read/slices.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -35,64 +34,6 @@ struct CatArguments {
   std::string npy;   // a file to write instead of printing
   OpenOptions open;
 };
-
-[[noreturn]] void refuse(const std::string& slices, const std::string& why) {
-  throw Error(ErrorCode::invalid_argument, "the slice " + printable(slices, 100) + " " + why);
-}
-
-std::optional<std::int64_t> number(std::string_view text, const std::string& slices) {
-  if (text.empty()) return std::nullopt;
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc::result_out_of_range) refuse(slices, "has a number beyond 64 bits");
-  if (error != std::errc() || end != text.data() + text.size())
-    refuse(slices, "is not of numbers and begin:end, one a dimension, as [0:2,-1,3:]");
-  return value;
-}
-
-// Python's meaning: negative numbers count from the end, what leaves the tensor is cut.
-std::int64_t clamp_index(std::optional<std::int64_t> index, std::int64_t size,
-                         std::int64_t otherwise) {
-  if (!index) return otherwise;
-  if (*index < 0) return *index < -size ? 0 : *index + size;
-  return std::min(*index, size);
-}
-
-// The range that `part` of the slices takes of dimension `d`.
-FlatRange range_of(std::string_view part, const std::string& slices, const Shape& shape,
-                   std::size_t d) {
-  const std::size_t colon = part.find(':');
-  if (colon != std::string_view::npos && part.find(':', colon + 1) != std::string_view::npos)
-    refuse(slices, "has a step; slices are begin:end, one a dimension, as [0:2,-1,3:]");
-  if (colon != std::string_view::npos) {
-    return {clamp_index(number(part.substr(0, colon), slices), shape[d], 0),
-            clamp_index(number(part.substr(colon + 1), slices), shape[d], shape[d])};
-  }
-  const auto index = number(part, slices);
-  if (!index || *index >= shape[d] || *index < -shape[d])
-    refuse(slices, "has an index outside of " + to_string(shape));
-  const std::int64_t begin = clamp_index(index, shape[d], 0);
-  return {begin, begin + 1};
-}
-
-// "[0:2,:3]" as a box; a single number keeps its dimension with one element.
-Box box_of(const std::string& slices, const Shape& shape) {
-  Box box = whole(shape);
-  std::string_view rest = slices;
-  if (rest.empty()) return box;
-  rest = rest.substr(1, rest.size() - 2);
-  if (rest.empty())
-    refuse(slices, "is empty; slices are begin:end, one a dimension, as [0:2,-1,3:]");
-  for (std::size_t d = 0; !rest.empty(); ++d) {
-    if (d == shape.size()) refuse(slices, "has more dimensions than " + to_string(shape));
-    const std::size_t comma = std::min(rest.find(','), rest.size());
-    const FlatRange range = range_of(rest.substr(0, comma), slices, shape, d);
-    box.offsets[d] = range.begin;
-    box.sizes[d] = std::max<std::int64_t>(0, range.end - range.begin);
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-  }
-  return box;
-}
 
 // Prints elements in row-major order, a line a row of the last dimension.
 class Printer {
@@ -232,7 +173,8 @@ int cat(const CatArguments& options, const Common& common) {
   const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
   const Leaf elements = with_elements(leaf);
   if (elements.value.is(Value::Kind::tensor)) {
-    cat_tensor(elements, box_of(slices, elements.value.as_tensor().shape), options, common);
+    cat_tensor(elements, box_of(slices, elements.value.as_tensor().shape, Outside::cut), options,
+               common);
     return kDone;
   }
   if (!slices.empty() || !options.npy.empty()) {

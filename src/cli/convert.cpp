@@ -38,6 +38,7 @@ Examples:
   tessera convert checkpoint/ model.safetensors
   tessera convert checkpoint/ model.safetensors --only model --dtype bf16 --rename '^model\.=>'
   tessera convert model.pt checkpoint/ --to dcp --threads 8 --memory 256MiB
+  tessera convert padded/ model.safetensors --slice 'model.embed.weight[0:50257]'
   tessera convert run/step100 copy.pt --only 'model.layers.[0-3].*' --json
   tessera convert hf/pytorch_model.bin.index.json weights --to safetensors
   until tessera convert model.pt checkpoint/ --to dcp --ranks 8 --resume; do sleep 60; done)";
@@ -197,6 +198,9 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
                           "model.safetensors"),
       names_of_targets());
   add_only(*command, options->convert.only);
+  one_each(command->add_option(
+      "--slice", options->convert.slice,
+      "NAME[0:10]: of this tensor these rows alone, as Python slices them; may be repeated"));
   one_each(command->add_option(
       "--rename", options->convert.rename,
       "RE=>TO: replace matches of RE (RE2's syntax) in names by TO, in which \\1 and $1 are its "

@@ -41,6 +41,11 @@ void print_document(const std::vector<Difference>& differences) {
       row["first"] = elements->first;
       if (elements->largest) row["largest_difference"] = json_of(*elements->largest, 1);
     }
+    if (const auto& rows = difference.rows) {
+      row["common_rows"] = rows->common;
+      row["different"] = rows->different;
+      row["rest_is_zero"] = rows->is_zero_behind;
+    }
     list.push_back(std::move(row));
   }
   print_json(list);
@@ -89,7 +94,9 @@ int diff(const DiffArguments& options, const Common& common) {
 }
 
 constexpr const char* kDiffExamples = R"(
-Kinds may differ; tensors are compared bit for bit. The exit code is 1 if there is a difference.
+Kinds may differ; tensors are compared bit for bit. Of two that differ in the first dimension alone
+the rows that both have are compared, and whether the rest is zero: convert --slice takes a part.
+The exit code is 1 if there is a difference.
 
 Examples:
   tessera diff checkpoint/ model.safetensors

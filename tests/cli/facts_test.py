@@ -12,7 +12,7 @@ import sys
 import tempfile
 import unittest
 
-from made import Case, tessera
+from made import Case, tessera, write_safetensors
 from values_test import ARRAYS, write_value
 
 
@@ -194,6 +194,8 @@ class Facts(unittest.TestCase):
         changed = work / "changed.safetensors"
         changed.write_bytes((Case.golden / "dtypes.safetensors").read_bytes()[:-1] + b"\x55")
         ask("diff", "diff", changed, Case.golden / "dtypes.safetensors")
+        rows = [write_safetensors(work / f"{count}.safetensors", {"w": ("U8", [count], bytes(count))}) for count in (2, 3)]
+        ask("diff", "diff", *rows)
         ask("seal", "seal", changed)
         (work / "run").mkdir()
         shutil.copytree(Case.golden / "checkpoints/c2", work / "run/step1")

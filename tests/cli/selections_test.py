@@ -73,6 +73,29 @@ class Selections(Case):
         shared = self.work / "as-dcp"
         self.assertEqual(tessera("diff", tied, shared).returncode, 0)
 
+    def test_slices_take_rows(self):
+        padded = write_safetensors(self.work / "padded.safetensors", {
+            "embed": ("F32", [4, 2], struct.pack("<8f", 1, 2, 3, 4, 0, 0, 0, 0)), "other": ("U8", [3], b"abc")})
+        target = self.work / "part.safetensors"
+        done = tessera("convert", padded, target, "--slice", "embed[0:2]", "--slice", "other[-1:]", "--rename", "embed=>wte")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = {row["name"]: row["shape"] for row in json.loads(tessera("ls", target, "--json").stdout)}
+        self.assertEqual(rows, {"wte": [2, 2], "other": [1]})
+        self.assertEqual(tessera("cat", target, "wte").stdout, "1 2\n3 4\n")
+        back = self.work / "back.safetensors"
+        tessera("convert", target, back, "--rename", "wte=>embed")
+        done = tessera("diff", back, padded)
+        self.assertEqual(done.stdout, "shape    embed  [2, 2] / [4, 2]: the first 2 rows are equal, the rest is zero\n"
+                                      "shape    other  [1] / [3]: of the first 1 row 1 of 1 elements differ, first at [0], "
+                                      "largest difference 2, the rest is not zero\n")
+        rows = json.loads(tessera("diff", back, padded, "--json").stdout)
+        self.assertEqual([(row["common_rows"], row["different"], row["rest_is_zero"]) for row in rows], [(2, 0, True), (1, 1, False)])
+        for rule, told in {"embed[0:5]": "the slice [0:5] has a range outside of [4, 2]", "embd[0:2]": "did you mean 'embed'",
+                           "embed": "is not NAME[BEGIN:END]", "embed[2:2]": "has no elements"}.items():
+            done = tessera("convert", padded, self.work / "none.pt", "--slice", rule)
+            self.assertIn(told, done.stderr)
+            self.assertFalse((self.work / "none.pt").exists())
+
     def test_what_is_printed_may_stand_in_a_glob(self):
         source = self.file_of(["a\nb.w", "a\nb.v", "a b.w"])
         self.assertEqual(self.listed(source, "--only", "a\\nb.*"), ["a\nb.v", "a\nb.w"])

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 
 #include "base/text.h"
 #include "checkpoint/read/cast.h"
@@ -117,14 +118,21 @@ std::string text_of(const Elements& elements) {
                          : ", largest difference " + text_of(*elements.largest));
 }
 
-// The difference of two tensors of one shape and dtype; none, if they are equal bit for bit.
-std::optional<Elements> compare_elements(const Side& a, const Side& b, Meter& meter) {
+// Elements that are looked at together.
+std::int64_t step_of(DType dtype, std::int64_t count) {
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  return std::min(kWindow / element, std::max<std::int64_t>(count, 1));
+}
+
+// The difference of two tensors of one dtype in the box of `shape` that both begin with; none, if
+// they are equal there bit for bit.
+std::optional<Elements> compare_elements(const Side& a, const Side& b, const Shape& shape,
+                                         Meter& meter) {
   const Tensor& tensor = a.tensor;
   const std::size_t element = size_of(tensor.dtype);
-  const std::int64_t count = numel(tensor.shape);
-  const std::int64_t step =
-      std::min(kWindow / static_cast<std::int64_t>(element), std::max<std::int64_t>(count, 1));
-  const Slice all = whole(tensor.shape);
+  const std::int64_t count = numel(shape);
+  const std::int64_t step = step_of(tensor.dtype, count);
+  const Slice all = whole(shape);
   TensorReader reader_a(tensor, a.name);
   TensorReader reader_b(b.tensor, b.name);
   std::vector<std::byte> bytes_a(static_cast<std::size_t>(step) * element);
@@ -144,7 +152,43 @@ std::optional<Elements> compare_elements(const Side& a, const Side& b, Meter& me
   }
   reader_a.hand_over(a.checks);
   reader_b.hand_over(b.checks);
-  return differences.found(tensor.shape);
+  return differences.found(shape);
+}
+
+// Whether all bits of a tensor are zero from row `first` on.
+bool is_zero_from(const Side& side, std::int64_t first) {
+  Box rest = whole(side.tensor.shape);
+  rest.offsets[0] = first;
+  rest.sizes[0] -= first;
+  const std::int64_t count = numel(rest.sizes);
+  const std::int64_t step = step_of(side.tensor.dtype, count);
+  TensorReader reader(side.tensor, side.name);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(step) * size_of(side.tensor.dtype));
+  bool is_zero = true;
+  for (std::int64_t begin = 0; begin < count && is_zero; begin += step) {
+    const std::int64_t part = std::min(step, count - begin);
+    reader.read(rest, begin, part, bytes.data());
+    const auto read =
+        std::span(bytes).first(static_cast<std::size_t>(part) * size_of(side.tensor.dtype));
+    is_zero = std::ranges::all_of(read, [](std::byte byte) { return byte == std::byte{0}; });
+  }
+  reader.hand_over(side.checks);
+  return is_zero;
+}
+
+// Whether the first dimension alone differs.
+bool differ_in_rows(const Tensor& x, const Tensor& y) {
+  return x.dtype == y.dtype && !x.shape.empty() && x.shape.size() == y.shape.size() &&
+         std::equal(x.shape.begin() + 1, x.shape.end(), y.shape.begin() + 1);
+}
+
+std::string text_of(const Difference::Rows& rows, const std::optional<Elements>& elements) {
+  if (rows.common == 0) return rows.is_zero_behind ? ": all is zero" : "";
+  const bool one = rows.common == 1;
+  const std::string common = "the first " + std::to_string(rows.common) + (one ? " row" : " rows");
+  const std::string found = elements ? "of " + common + " " + text_of(*elements)
+                                     : common + (one ? " is equal" : " are equal");
+  return ": " + found + (rows.is_zero_behind ? ", the rest is zero" : ", the rest is not zero");
 }
 
 bool are_tensors(const Leaf& a, const Leaf& b) {
@@ -222,7 +266,7 @@ class Diff {
   using Kind = Difference::Kind;
 
   void add(Kind kind, const std::string& name, std::string text) {
-    differences_.push_back({kind, name, std::move(text), {}});
+    differences_.push_back({kind, name, std::move(text), {}, {}});
   }
 
   // `leaf` is one of the first checkpoint's.
@@ -241,14 +285,27 @@ class Diff {
   }
 
   void compare_tensors(const Leaf& a, const Tensor& x, const Leaf& b, const Tensor& y) {
-    if (x.shape != y.shape)
-      return add(Kind::shape, a.name, to_string(x.shape) + " / " + to_string(y.shape));
+    if (x.shape != y.shape) return add_shapes(a, x, b, y);
     if (x.dtype != y.dtype) {
       return add(Kind::dtype, a.name,
                  std::string(to_string(x.dtype)) + " / " + std::string(to_string(y.dtype)));
     }
     if (const auto elements = differing_elements(a, x, b, y))
-      differences_.push_back({Kind::value, a.name, text_of(*elements), elements});
+      differences_.push_back({Kind::value, a.name, text_of(*elements), elements, {}});
+  }
+
+  void add_shapes(const Leaf& a, const Tensor& x, const Leaf& b, const Tensor& y) {
+    const std::string shapes = to_string(x.shape) + " / " + to_string(y.shape);
+    if (!differ_in_rows(x, y)) return add(Kind::shape, a.name, shapes);
+    const Side one{x, a.name, checks_a_}, other{y, b.name, checks_b_};
+    const bool is_longer = x.shape[0] > y.shape[0];
+    const Tensor& shorter = is_longer ? y : x;
+    const auto elements = compare_elements(one, other, shorter.shape, meter_);
+    const Difference::Rows rows{
+        .common = shorter.shape[0],
+        .different = elements ? elements->different : 0,
+        .is_zero_behind = is_zero_from(is_longer ? one : other, shorter.shape[0])};
+    differences_.push_back({Kind::shape, a.name, shapes + text_of(rows, elements), {}, rows});
   }
 
   // Tuples and objects may hold tensors. Arrays of numpy are compared as tensors are.
@@ -273,7 +330,7 @@ class Diff {
   // The difference of the leaves' tensors x and y, which have one shape and dtype.
   std::optional<Elements> differing_elements(const Leaf& a, const Tensor& x, const Leaf& b,
                                              const Tensor& y) {
-    return compare_elements({x, a.name, checks_a_}, {y, b.name, checks_b_}, meter_);
+    return compare_elements({x, a.name, checks_a_}, {y, b.name, checks_b_}, x.shape, meter_);
   }
 
   // Compares the types of two leaves of one name and of the dicts around them. Dicts and keys that

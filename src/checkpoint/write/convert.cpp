@@ -17,6 +17,7 @@
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/safetensors_digests.h"
 #include "checkpoint/read/select.h"
+#include "checkpoint/read/slices.h"
 #include "checkpoint/save/place.h"
 #include "checkpoint/write/destination.h"
 #include "checkpoint/write/flat_leaves.h"
@@ -107,6 +108,7 @@ std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptio
   Selection chosen = select(leaves, options.only, checkpoint.path);
   leaves = std::move(chosen.leaves);
   notes.insert(notes.end(), chosen.notes.begin(), chosen.notes.end());
+  slice(leaves, options.slice, checkpoint.path);
   const std::vector<std::string> renamed = rename(leaves, options.rename);
   notes.insert(notes.end(), renamed.begin(), renamed.end());
   if (options.dtype) convert_floating(leaves, *options.dtype);

@@ -125,7 +125,11 @@ void add_versions(Fields& fields, const std::vector<Leaf>& leaves) {
 void add_options(Fields& fields, const ConvertOptions& options) {
   fields.add(options.to).add(options.ranks).add(options.olmo.unit).add(options.olmo.orig_params);
   fields.add(options.olmo.safetensors).add(options.olmo.model_only).add(options.olmo.config);
-  fields.add(options.only).add(options.rename).add(options.dtype).add(options.dequantize);
+  fields.add(options.only)
+      .add(options.slice)
+      .add(options.rename)
+      .add(options.dtype)
+      .add(options.dequantize);
   fields.add(options.max_shard_size).add(options.keep_duplicates);
   for (const auto& [name, file] : options.file_of) fields.add(name).add(file);
   // DCP files of one rank are as many as threads.

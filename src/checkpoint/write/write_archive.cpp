@@ -207,7 +207,7 @@ Archive own_archive(const ConvertJob& job) {
 }  // namespace
 
 bool keeps_leaves(const ConvertOptions& options) {
-  return options.rename.empty() && !options.dtype && !options.dequantize;
+  return options.rename.empty() && options.slice.empty() && !options.dtype && !options.dequantize;
 }
 
 bool keeps_tree(const ConvertJob& job) {
