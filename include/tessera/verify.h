@@ -26,12 +26,29 @@ struct Finding {
   explicit Finding(Error what) : code(what.code()), text(what.what()), error(std::move(what)) {}
 };
 
+// What bytes are compared with.
+enum class CheckedBy : std::uint8_t {
+  digests,   // of blocks of a file, which Tessera has recorded
+  crc32,     // of a record, in the archive
+  sha256,    // of the file: how the Hugging Face Hub names large ones
+  git_sha1,  // of the file as git has it: how the Hub names all others
+  nothing,   // no checksum in the format, and no name that tells one
+};
+[[nodiscard]] std::string_view to_string(CheckedBy by) noexcept;  // "sha256"
+
+struct CheckedBytes {
+  std::string file;  // its path or URL, or "memory"
+  CheckedBy by = CheckedBy::nothing;
+  std::uint64_t bytes = 0;
+};
+
 struct VerifyReport {
   std::vector<Finding> findings;  // empty: all is well
   std::uint64_t tensors = 0;
   std::uint64_t inner_tensors = 0;    // besides, inside of tuples, objects and other tensors
   std::uint64_t bytes = 0;            // checked by a checksum
   std::uint64_t bytes_unchecked = 0;  // no checksum in the format
+  std::vector<CheckedBytes> files;    // both, by file and by what they were compared with
   // The reason why nobody can say whether all is well: nothing is wrong but what could not be read
   // for want of rights, descriptors or an answer, or there is no checkpoint. Null: it can be said.
   [[nodiscard]] const Error* obstacle() const noexcept;
@@ -45,9 +62,11 @@ struct VerifyOptions {
 };
 
 // Checks structure, coverage, sizes, and every checksum there is: all bytes of files with digests,
-// and the CRC-32s of other files. Where a save has left digests of the state (below), all
-// tensors are read once more and compared with them: one that differs, or that one side alone has,
-// is a finding. A checkpoint that cannot be opened is a finding, not an exception.
+// all bytes of files that the Hugging Face Hub names by their content (in its cache, on the Hub,
+// and where a download has left records of it), and the CRC-32s of other files. Where a save has
+// left digests of the state (below), all tensors are read once more and compared with them: one
+// that differs, or that one side alone has, is a finding. A checkpoint that cannot be opened is a
+// finding, not an exception.
 [[nodiscard]] VerifyReport verify(const Location& where, const VerifyOptions& options = {});
 // The same for a checkpoint that is open, which may be a part of one: without digests of the state.
 [[nodiscard]] VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options = {});

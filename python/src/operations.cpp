@@ -106,6 +106,12 @@ nb::dict verify(nb::handle given, bool read_data, int threads, nb::object progre
   dict["tensors"] = report.tensors;
   dict["bytes"] = report.bytes;
   dict["bytes_unchecked"] = report.bytes_unchecked;
+  nb::list files;
+  for (const CheckedBytes& checked : report.files) {
+    files.append(nb::make_tuple(string_of_path(checked.file), string_of(to_string(checked.by)),
+                                checked.bytes));
+  }
+  dict["files"] = files;
   return dict;
 }
 

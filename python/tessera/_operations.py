@@ -12,6 +12,7 @@ from tessera._checkpoint import Checkpoint, Path, Progress, listed, open
 from tessera._describe import Description, describe, is_array
 from tessera._memory import name_of_dtype
 from tessera._reports import (
+    CheckedBytes,
     ConvertReport,
     Difference,
     Finding,
@@ -195,6 +196,7 @@ def verify(
     """
     made = _core.verify(os.fspath(path), read_data, threads, progress)
     made["findings"] = [Finding(code, text) for code, text in made["findings"]]
+    made["files"] = [CheckedBytes(*checked) for checked in made["files"]]
     return VerifyReport(**made)
 
 

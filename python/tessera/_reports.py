@@ -86,6 +86,21 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class CheckedBytes:
+    """How bytes of a file were checked.
+
+    >>> {checked.checked_by for checked in tessera.verify(example).files}
+    {'digests'}
+    """
+
+    file: str
+    #: "digests" (of blocks), "crc32" (of an archive's records), "sha256" or "git_sha1" (by which the Hugging Face Hub
+    #: names the file) or "nothing".
+    checked_by: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """What `verify` has found.
 
@@ -100,6 +115,8 @@ class VerifyReport:
     bytes: int
     #: The format has no checksum for these.
     bytes_unchecked: int
+    #: Both, by file and by what they were compared with.
+    files: list[CheckedBytes]
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,12 @@ def whole(path: str, target: str) -> int:
     made: tessera.ConvertReport = tessera.convert(path, target, only=["model"], progress=print)
     verified: tessera.VerifyReport = tessera.verify(target)
     findings: list[tessera.Finding] = verified.findings
+    files: list[tessera.CheckedBytes] = verified.files
     differences: list[tessera.Difference] = tessera.diff(path, target)
     scanned: tessera.ScanReport = tessera.scan(path)
     names: list[tessera.ScannedName] = scanned.dangerous
     sealed: tessera.SealReport = tessera.seal(path)
-    print(made.target, findings, differences, names, sealed.files, tessera.Opaque("package.Class").name)
+    print(made.target, findings, files, differences, names, sealed.files, tessera.Opaque("package.Class").name)
     return saved.files
 
 

@@ -10,6 +10,7 @@
 #include "base/crc32.h"
 #include "base/digest.h"
 #include "base/numbers.h"
+#include "base/sha.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -131,6 +132,31 @@ TEST(Sha256, IsThatOfOthers) {
   EXPECT_EQ(of(64), "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
   EXPECT_EQ(of(119), "31eba51c313a5c08226adf18d4a359cfdfd8d2e816b13f4af952f7ea6584dcfb");
   EXPECT_EQ(of(1000), "41edece42d63e8d9bf515a9ba6932e1c20cbc9f5a5d134645adb5db1b9737ea3");
+}
+
+std::string sha_of_parts(Sha kind, const std::string& text, std::size_t part) {
+  RunningSha sha(kind);
+  for (std::size_t at = 0; at < text.size(); at += part) sha.add(bytes_of(text.substr(at, part)));
+  return sha.text();
+}
+
+TEST(Sha1, IsThatOfOthers) {
+  const auto of = [](std::size_t count) {
+    return sha_of_parts(Sha::sha1, std::string(count, 'a'), 1000);
+  };
+  EXPECT_EQ(of(0), "da39a3ee5e6b4b0d3255bfef95601890afd80709");
+  EXPECT_EQ(sha_of_parts(Sha::sha1, "abc", 3), "a9993e364706816aba3e25717850c26c9cd0d89d");
+  EXPECT_EQ(of(55), "c1c8bbdc22796e28c0e15163d20899b65621d65a");
+  EXPECT_EQ(of(64), "0098ba824b5c16427bd7a1122a5a442a25ec644d");
+  EXPECT_EQ(of(1000), "291e9a6c66994949b57ba5e650361e98fc36b1ba");
+}
+
+TEST(RunningSha, PartsGiveTheDigestOfTheWhole) {
+  const std::string text(1000, 'x');
+  for (const Sha kind : {Sha::sha1, Sha::sha256}) {
+    for (const std::size_t part : {1, 63, 64, 65, 128, 999})
+      EXPECT_EQ(sha_of_parts(kind, text, part), sha_of_parts(kind, text, 1000)) << part;
+  }
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // tessera verify: structure, coverage and every checksum there is.
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -41,15 +43,40 @@ void print_document(const VerifyReport& report) {
   json["inner_tensors"] = report.inner_tensors;
   json["bytes_checked"] = report.bytes;
   json["bytes_without_checksum"] = report.bytes_unchecked;
+  auto& files = json["files"] = nlohmann::ordered_json::array();
+  for (const CheckedBytes& checked : report.files) {
+    files.push_back(
+        {{"file", checked.file}, {"checked_by", to_string(checked.by)}, {"bytes", checked.bytes}});
+  }
   json["findings"] = json_of_findings(report.findings);
   print_json(json);
+}
+
+// What the bytes were compared with: " by digests of blocks", and how many where there are several
+// means. Empty: nothing was.
+std::string means_of(const VerifyReport& report) {
+  constexpr std::pair<CheckedBy, const char*> kMeans[] = {
+      {CheckedBy::digests, "digests of blocks"},
+      {CheckedBy::crc32, "the CRC-32s in the archive"},
+      {CheckedBy::sha256, "the SHA-256 that the Hub names the file by"},
+      {CheckedBy::git_sha1, "the digest of git that the Hub names the file by"}};
+  std::string text;
+  for (const auto& [by, means] : kMeans) {
+    std::uint64_t bytes = 0;
+    for (const CheckedBytes& checked : report.files) bytes += checked.by == by ? checked.bytes : 0;
+    if (bytes == 0) continue;
+    text += text.empty() ? (bytes < report.bytes ? ": " : "") : ", ";
+    if (bytes < report.bytes) text += human_bytes(bytes);
+    text += std::string(" by ") + means;
+  }
+  return text;
 }
 
 void print_lines(const VerifyReport& report) {
   for (const Finding& finding : report.findings) complain(finding.text);
   if (!report.findings.empty()) return;
-  fmt::print("ok: {}{}, {} checked", counted(report.tensors, "tensor"),
-             and_inner(report.inner_tensors), human_bytes(report.bytes));
+  fmt::print("ok: {}{}, {} checked{}", counted(report.tensors, "tensor"),
+             and_inner(report.inner_tensors), human_bytes(report.bytes), means_of(report));
   if (report.bytes_unchecked > 0) {
     fmt::print(", {} without a checksum in the file", human_bytes(report.bytes_unchecked));
   }
@@ -74,7 +101,9 @@ int verify(const VerifyArguments& options, const Common& common) {
 
 constexpr const char* kVerifyExamples = R"(
 Checks the structure, that every tensor is covered exactly once, and every checksum there is: the
-digests of what tessera wrote or sealed, and the CRC-32s of torch.save archives. If there is a
+digests of what tessera wrote or sealed, the CRC-32s of torch.save archives, and the SHA-256s by
+which the Hugging Face Hub names what it has, what is in its cache, and what was downloaded into a
+directory with its records. It says by which of these how much was checked. If there is a
 tessera-state.json, the tensors are compared with it, unless --only names a part. The exit code is 1
 if something is wrong.
 

@@ -121,6 +121,12 @@ class Facts(unittest.TestCase):
                 self.assertEqual(int(inner[1]) if inner else 0, facts["inner_tensors"])
                 listed = json.loads(tessera("stat", path, "--json").stdout)
                 self.assertEqual((facts["tensors"], facts["inner_tensors"]), (listed["tensors"], listed["inner_tensors"]), path)
+            by = {False: 0, True: 0}
+            for row in facts["files"]:
+                by[row["checked_by"] == "nothing"] += row["bytes"]
+            self.assertEqual((by[False], by[True]), (facts["bytes_checked"], facts["bytes_without_checksum"]))
+            if facts["ok"] and facts["bytes_checked"]:
+                self.assertRegex(text.stdout, "by (digests of blocks|the CRC-32s in the archive)")
             for finding in facts["findings"]:
                 self.assertIn(finding["text"], text.stderr)
 

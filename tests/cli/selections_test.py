@@ -4,6 +4,7 @@
     selections_test.py TESSERA GOLDEN_DIRECTORY
 """
 import fnmatch
+import hashlib
 import json
 import math
 import os
@@ -56,23 +57,6 @@ class Selections(Case):
         self.assertEqual(self.listed(source, "--only", "?.x"), ["é.x"])
         self.assertEqual(self.listed(source, "--only", "[à-ü]"), ["ö"])
 
-    def test_tied_tensors_say_so(self):
-        tied = write_safetensors(self.work / "tied.safetensors", {"embed.weight": ("F32", [2], bytes(8)), "w": ("F32", [2], bytes(8))},
-                                 {"format": "pt", "lm_head.weight": "embed.weight", "title": "w"})
-        done = tessera("ls", tied)
-        self.assertRegex(done.stdout, r"\nlm_head.weight  float32  \[2\] +8 +1 +1  tied to embed.weight\n")
-        self.assertIn("the metadata 'title' is the name of the tensor 'w'", done.stderr)
-        rows = json.loads(tessera("ls", tied, "--json").stdout)
-        self.assertEqual({row["name"]: row.get("tied_to") for row in rows}, {"embed.weight": None, "w": None, "lm_head.weight": "embed.weight"})
-        for name in ("a.pt", "a.safetensors", "as-dcp"):
-            done = tessera("convert", tied, self.work / name, *(["--to", "dcp"] if name == "as-dcp" else []))
-            self.assertEqual(done.returncode, 0, done.stderr)
-            rows = json.loads(tessera("ls", self.work / name, "--json").stdout)
-            self.assertEqual({row["name"]: row.get("tied_to") for row in rows},
-                             {"embed.weight": None, "w": None, "lm_head.weight": None if name == "as-dcp" else "embed.weight"}, name)
-        shared = self.work / "as-dcp"
-        self.assertEqual(tessera("diff", tied, shared).returncode, 0)
-
     def test_slices_take_rows(self):
         padded = write_safetensors(self.work / "padded.safetensors", {
             "embed": ("F32", [4, 2], struct.pack("<8f", 1, 2, 3, 4, 0, 0, 0, 0)), "other": ("U8", [3], b"abc")})
@@ -95,6 +79,43 @@ class Selections(Case):
             done = tessera("convert", padded, self.work / "none.pt", "--slice", rule)
             self.assertIn(told, done.stderr)
             self.assertFalse((self.work / "none.pt").exists())
+
+    def test_tied_tensors_say_so(self):
+        tied = write_safetensors(self.work / "tied.safetensors", {"embed.weight": ("F32", [2], bytes(8)), "w": ("F32", [2], bytes(8))},
+                                 {"format": "pt", "lm_head.weight": "embed.weight", "title": "w"})
+        done = tessera("ls", tied)
+        self.assertRegex(done.stdout, r"\nlm_head.weight  float32  \[2\] +8 +1 +1  tied to embed.weight\n")
+        self.assertIn("the metadata 'title' is the name of the tensor 'w'", done.stderr)
+        rows = json.loads(tessera("ls", tied, "--json").stdout)
+        self.assertEqual({row["name"]: row.get("tied_to") for row in rows}, {"embed.weight": None, "w": None, "lm_head.weight": "embed.weight"})
+        for name in ("a.pt", "a.safetensors", "as-dcp"):
+            done = tessera("convert", tied, self.work / name, *(["--to", "dcp"] if name == "as-dcp" else []))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            rows = json.loads(tessera("ls", self.work / name, "--json").stdout)
+            self.assertEqual({row["name"]: row.get("tied_to") for row in rows},
+                             {"embed.weight": None, "w": None, "lm_head.weight": None if name == "as-dcp" else "embed.weight"}, name)
+        shared = self.work / "as-dcp"
+        self.assertEqual(tessera("diff", tied, shared).returncode, 0)
+
+    def test_a_blob_of_a_hub_cache_is_checked_by_its_name(self):
+        file = write_safetensors(self.work / "model.safetensors", {"w": ("F32", [2], bytes(8))})
+        content = file.read_bytes()
+        snapshot, blobs = self.work / "models--o--m/snapshots/c0ffee", self.work / "models--o--m/blobs"
+        snapshot.mkdir(parents=True)
+        blobs.mkdir()
+        name = hashlib.sha256(content).hexdigest()
+        (blobs / name).write_bytes(content)
+        (snapshot / "model.safetensors").symlink_to(f"../../blobs/{name}")
+        done = tessera("verify", snapshot)
+        self.assertEqual((done.returncode, done.stdout),
+                         (0, f"ok: 1 tensor, {len(content)} B checked by the SHA-256 that the Hub names the file by\n"))
+        self.assertEqual(json.loads(tessera("verify", snapshot, "--json").stdout)["files"],
+                         [{"file": f"{snapshot}/model.safetensors", "checked_by": "sha256", "bytes": len(content)}])
+        self.assertEqual(tessera("verify", file).stdout, "ok: 1 tensor, 0 B checked, 8 B without a checksum in the file\n")
+        (blobs / name).write_bytes(content[:-1] + b"\x01")
+        done = tessera("verify", snapshot)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, rf"^tessera: corrupt: the file's SHA-256 is [0-9a-f]+, expected {name} by .*/blobs/{name} ")
 
     def test_what_is_printed_may_stand_in_a_glob(self):
         source = self.file_of(["a\nb.w", "a\nb.v", "a b.w"])

@@ -1,8 +1,10 @@
 #include "checkpoint/check/verify.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -10,6 +12,7 @@
 
 #include "base/parallel.h"
 #include "base/text.h"
+#include "checkpoint/check/named_files.h"
 #include "checkpoint/check/saved_state.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/read_catalog.h"
@@ -91,11 +94,14 @@ struct FilePart {
   std::uint64_t end = 0;
 };
 
-// The files whose bytes are checked by digests as they are read.
-std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
+// Files whose digest is their name, by the name of their source.
+using NamedFiles = std::map<std::string, NamedFile, std::less<>>;
+
+// The files whose bytes are checked by digests as they are read, and not as a whole by a name.
+std::vector<FilePart> checked_parts(const Checkpoint& checkpoint, const NamedFiles& named) {
   std::vector<FilePart> parts;
   for (const auto& [name, source] : sources_of(checkpoint)) {
-    if (!source->checked()) continue;
+    if (!source->checked() || named.contains(name)) continue;
     for (std::uint64_t at = 0; at < source->size(); at += kPart)
       parts.push_back({source, at, std::min(at + kPart, source->size())});
   }
@@ -104,9 +110,22 @@ std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
 
 // The findings of one piece of work.
 struct Checked {
-  std::uint64_t bytes = 0;
-  std::uint64_t bytes_unchecked = 0;
+  std::vector<CheckedBytes> files = {};
   std::uint64_t bytes_again = 0;  // read for a digest of a tensor, and counted above by other work
+
+  void add(const std::string& file, CheckedBy by, std::uint64_t bytes) {
+    if (files.empty() || files.back().by != by || files.back().file != file)
+      files.push_back({file, by, 0});
+    files.back().bytes += bytes;
+  }
+  void add(const Checked& more) {
+    for (const CheckedBytes& one : more.files) add(one.file, one.by, one.bytes);
+  }
+  [[nodiscard]] std::uint64_t bytes() const {
+    std::uint64_t bytes = bytes_again;
+    for (const CheckedBytes& one : files) bytes += one.bytes;
+    return bytes;
+  }
 };
 
 Checked check_part(const FilePart& part) {
@@ -116,7 +135,7 @@ Checked check_part(const FilePart& part) {
     const auto bytes = MutableByteView(window).first(
         static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), part.end - at)));
     part.source->read_at(at, bytes);
-    checked.bytes += bytes.size();
+    checked.add(part.source->name(), CheckedBy::digests, bytes.size());
   }
   return checked;
 }
@@ -134,22 +153,29 @@ class Claims {
   std::unordered_set<const Storage*> claimed_;  // guarded by mutex_
 };
 
-// Whether what is read of it is compared with digests.
-bool is_checked(const Storage& storage) {
-  return storage.source && storage.source->checked();
-}
+// How tensors are checked.
+struct TensorChecks {
+  const NamedFiles& named;
+  Claims claims = {};
+
+  // Whether the storage's file is checked as a file.
+  [[nodiscard]] bool leave(const Storage& storage) const {
+    return storage.source && (storage.source->checked() || named.contains(storage.source->name()));
+  }
+};
 
 // Reads one tensor's storages whole, less those that another tensor's check has read and those
 // whose files are checked as files.
-Checked check_tensor(const Leaf& leaf, Claims& claims) {
+Checked check_tensor(const Leaf& leaf, TensorChecks& checks) {
   const Tensor& tensor = leaf.value.as_tensor();
   Checked checked;
   for (const Piece& piece : tensor.pieces) {
-    if (!claims.is_first(*piece.storage)) continue;
+    if (!checks.claims.is_first(*piece.storage)) continue;
     const Piece raw = decoded_piece(tensor, piece, leaf.name);
-    if (is_checked(*raw.storage)) continue;
+    if (checks.leave(*raw.storage)) continue;
     const bool has_checksum = check_storage(*raw.storage, leaf.name);
-    (has_checksum ? checked.bytes : checked.bytes_unchecked) += raw.storage->size;
+    checked.add(path_of(*raw.storage), has_checksum ? CheckedBy::crc32 : CheckedBy::nothing,
+                raw.storage->size);
   }
   return checked;
 }
@@ -191,21 +217,20 @@ void add_places(const Leaf& leaf, Places& places) {
 }
 
 // The tensors of a rank's file that are not among `known`.
-Checked check_rank_file(const Checkpoint& checkpoint, const ObjectInfo& file, const Places& known) {
+Checked check_rank_file(const Checkpoint& checkpoint, const ObjectInfo& file, const Places& known,
+                        const NamedFiles& named) {
   torch_file::ReadOptions how;
   how.skip_shard_lists = true;
   const Value tree =
       Value::list({torch_file::read(std::make_shared<LazySource>(checkpoint.store, file), how)});
   Checked all;
-  Claims claims;  // of storages that end with this tree
+  TensorChecks checks{named};  // of storages that end with this tree
   for (const InnerTensor& inner : inner_tensors(tree)) {
     const Leaf leaf{file.name + inner.path, {}, *inner.tensor};
     Places places;
     add_places(leaf, places);
     if (std::ranges::includes(known, places)) continue;
-    const Checked checked = check_tensor(leaf, claims);
-    all.bytes += checked.bytes;
-    all.bytes_unchecked += checked.bytes_unchecked;
+    all.add(check_tensor(leaf, checks));
   }
   return all;
 }
@@ -234,10 +259,12 @@ std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::vec
 
 // The bytes that there are to read: of checked files all of it, otherwise the tensors; and once
 // more those that have digests.
-std::uint64_t bytes_to_read(const std::vector<FilePart>& parts, const Checkpoint& checkpoint,
-                            const SavedState& saved) {
+std::uint64_t bytes_to_read(const std::vector<FilePart>& parts, const NamedFiles& named,
+                            const Checkpoint& checkpoint, const SavedState& saved) {
+  const bool by_tensor = parts.empty() && named.empty();
   std::uint64_t total =
-      parts.empty() ? tensor_bytes(checkpoint.leaves) + bytes_of(checkpoint.replicas) : 0;
+      by_tensor ? tensor_bytes(checkpoint.leaves) + bytes_of(checkpoint.replicas) : 0;
+  for (const auto& [name, file] : named) total += file.source->size();
   for (const FilePart& part : parts) total += part.end - part.begin;
   for (const DigestedTensor& tensor : saved.tensors) {
     const Tensor& stored = tensor.leaf.value.as_tensor();
@@ -253,14 +280,14 @@ struct Work {
 };
 
 std::vector<Work> work_of(const Checkpoint& checkpoint, const std::vector<FilePart>& parts,
-                          const std::vector<const Leaf*>& tensors, Claims& claims) {
+                          const std::vector<const Leaf*>& tensors, TensorChecks& checks) {
   std::vector<Work> all;
   for (const FilePart& part : parts) all.push_back({[&part] { return check_part(part); }});
   for (const Leaf* leaf : tensors)
-    all.push_back({[leaf, &claims] { return check_tensor(*leaf, claims); }});
+    all.push_back({[leaf, &checks] { return check_tensor(*leaf, checks); }});
   for (const Leaf& replica : checkpoint.replicas) {
     all.push_back({[&] {
-      const Checked checked = check_tensor(replica, claims);
+      Checked checked = check_tensor(replica, checks);
       require_same_copies(checkpoint, replica);
       return checked;
     }});
@@ -268,12 +295,43 @@ std::vector<Work> work_of(const Checkpoint& checkpoint, const std::vector<FilePa
   return all;
 }
 
-void add_rank_files(const Checkpoint& checkpoint, const Places& known, std::vector<Work>& all) {
+void add_rank_files(const Checkpoint& checkpoint, const Places& known, const NamedFiles& named,
+                    std::vector<Work>& all) {
   for (const ObjectInfo& file : checkpoint.files) {
     if (is_of_one_rank(checkpoint, file))
-      all.push_back({[&] { return check_rank_file(checkpoint, file, known); }});
+      all.push_back({[&] { return check_rank_file(checkpoint, file, known, named); }});
   }
 }
+
+void add_named(const NamedFiles& named, const std::stop_token& stop, std::vector<Work>& all) {
+  for (const auto& [name, file] : named) {
+    all.push_back({[&file = file, stop] {
+      Checked checked;
+      checked.add(file.source->name(), file.by(), require_name(file, stop));
+      return checked;
+    }});
+  }
+}
+
+// Puts together what was checked.
+class FilesChecked {
+ public:
+  // From any thread.
+  void add(const Checked& checked) {
+    const std::lock_guard lock(mutex_);
+    for (const CheckedBytes& one : checked.files) bytes_[{one.file, one.by}] += one.bytes;
+  }
+  void fill(VerifyReport& report) const {
+    for (const auto& [file, bytes] : bytes_) {
+      report.files.push_back({file.first, file.second, bytes});
+      (file.second == CheckedBy::nothing ? report.bytes_unchecked : report.bytes) += bytes;
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::string, CheckedBy>, std::uint64_t> bytes_;  // guarded by mutex_
+};
 
 // The same for all that comes by one place of a file, whatever it was read for.
 std::string cause_of(const Error& error) {
@@ -292,7 +350,7 @@ void add_findings(const std::vector<Work>& all, VerifyReport& report) {
 
 void add_work(const SavedState& saved, const std::stop_token& stop, std::vector<Work>& all) {
   for (const DigestedTensor& tensor : saved.tensors)
-    all.push_back({[&tensor, stop] { return Checked{0, 0, require_digest(tensor, stop)}; }});
+    all.push_back({[&tensor, stop] { return Checked{{}, require_digest(tensor, stop)}; }});
 }
 
 // `saved`: empty for a part of a checkpoint, and for one without digests of a state.
@@ -308,15 +366,19 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
   report.tensors = tensors.size() - inner.size();
   report.inner_tensors = inner.size();
   if (!options.read_data) return report;
-  const std::vector<FilePart> parts = checked_parts(checkpoint);
-  Meter meter(options.progress, bytes_to_read(parts, checkpoint, saved), options.stop);
-  Claims claims;
-  std::mutex mutex;
-  std::vector<Work> all = work_of(checkpoint, parts, tensors, claims);
+  NamedFiles named;
+  for (NamedFile& file : named_files(checkpoint))
+    named.emplace(file.source->name(), std::move(file));
+  const std::vector<FilePart> parts = checked_parts(checkpoint, named);
+  Meter meter(options.progress, bytes_to_read(parts, named, checkpoint, saved), options.stop);
+  TensorChecks checks{named};
+  FilesChecked files;
+  std::vector<Work> all = work_of(checkpoint, parts, tensors, checks);
   Places known;
   for (const Leaf* leaf : tensors) add_places(*leaf, known);
   for (const Leaf& leaf : checkpoint.replicas) add_places(leaf, known);
-  add_rank_files(checkpoint, known, all);
+  add_rank_files(checkpoint, known, named, all);
+  add_named(named, options.stop, all);
   add_work(saved, options.stop, all);
   parallel_for(options.threads, all.size(), [&](std::size_t i) {
     Checked checked;
@@ -325,11 +387,10 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
     } catch (const Error& error) {
       all[i].failed = error;
     }
-    meter.add(checked.bytes + checked.bytes_unchecked + checked.bytes_again);
-    const std::lock_guard lock(mutex);
-    report.bytes += checked.bytes;
-    report.bytes_unchecked += checked.bytes_unchecked;
+    meter.add(checked.bytes());
+    files.add(checked);
   });
+  files.fill(report);
   report.findings.insert(report.findings.end(), saved.findings.begin(), saved.findings.end());
   add_findings(all, report);
   meter.finish();
@@ -337,6 +398,12 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
 }
 
 }  // namespace
+
+std::string_view to_string(CheckedBy by) noexcept {
+  constexpr std::array<std::string_view, 5> kNames{"digests", "crc32", "sha256", "git_sha1",
+                                                   "nothing"};
+  return kNames[static_cast<std::size_t>(by)];
+}
 
 const Error* VerifyReport::obstacle() const noexcept {
   if (findings.empty()) return nullptr;

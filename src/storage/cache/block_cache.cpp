@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "base/sha.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "io/source.h"

@@ -1,0 +1,112 @@
+#include "checkpoint/check/named_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "base/parallel.h"
+#include "base/sha.h"
+#include "checkpoint/check/saved_state.h"
+#include "storage/storage.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kHashedAtOnce = 1 << 20;  // bytes
+constexpr std::uint64_t kRecordLimit = 4096;    // bytes; a record has three short lines
+
+bool is_digest(std::string_view text) {
+  const bool is_long = text.size() == kSha256Digits || text.size() == kSha1Digits;
+  return is_long && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+// What a file is to be, and who says so.
+struct Naming {
+  std::string digest, by;
+};
+
+std::optional<Naming> naming_of(std::string digest, std::string by) {
+  if (!is_digest(digest)) return std::nullopt;
+  return Naming{std::move(digest), std::move(by)};
+}
+
+// By its own name in a cache's directory of blobs, or that of the blob that it is a link to.
+std::optional<Naming> by_blob(const fs::path& file) {
+  std::error_code error;
+  const fs::path blob = fs::canonical(file, error);
+  if (error || blob.parent_path().filename() != "blobs") return std::nullopt;
+  return naming_of(blob.filename().string(), blob.string());
+}
+
+std::string second_line(const std::vector<std::byte>& bytes) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::size_t first = std::min(text.find('\n'), text.size());
+  const std::size_t second = std::min(text.find('\n', first + 1), text.size());
+  return first == text.size() ? "" : std::string(text.substr(first + 1, second - first - 1));
+}
+
+// By the record that a download into this directory has left of the file.
+std::optional<Naming> by_record(const Store& store, const std::string& name) {
+  const auto source = open_if_there(store, ".cache/huggingface/download/" + name + ".metadata");
+  if (!source || source->size() > kRecordLimit) return std::nullopt;
+  return naming_of(second_line(read_all(*source, kRecordLimit)), source->name());
+}
+
+std::optional<Naming> naming_of_file(const Store& store, const std::string& name) {
+  if (scheme_of(store.name()) == "hf")
+    return naming_of(store.open(name)->version(), "the Hugging Face Hub");
+  if (is_remote(store.name())) return std::nullopt;
+  auto blob = by_blob(fs::path(store.name()) / name);
+  return blob ? std::move(blob) : by_record(store, name);
+}
+
+}  // namespace
+
+CheckedBy NamedFile::by() const {
+  return digest.size() == kSha256Digits ? CheckedBy::sha256 : CheckedBy::git_sha1;
+}
+
+std::vector<NamedFile> named_files(const Checkpoint& checkpoint) {
+  std::vector<NamedFile> named;
+  if (!checkpoint.store) return named;
+  const SourceByName sources = sources_of(checkpoint);
+  for (const ObjectInfo& file : checkpoint.files) {
+    auto naming = naming_of_file(*checkpoint.store, file.name);
+    if (!naming) continue;
+    const auto source = sources.find(checkpoint.store->open(file.name)->name());
+    if (source != sources.end())
+      named.push_back({source->second, std::move(naming->digest), std::move(naming->by)});
+  }
+  return named;
+}
+
+std::uint64_t require_name(const NamedFile& file, const std::stop_token& stop) {
+  const bool is_git = file.by() == CheckedBy::git_sha1;
+  const std::uint64_t size = file.source->size();
+  RunningSha sha(is_git ? Sha::sha1 : Sha::sha256);
+  const std::string head = "blob " + std::to_string(size) + '\0';
+  if (is_git) sha.add(std::as_bytes(std::span(head)));
+  std::vector<std::byte> window(kHashedAtOnce);
+  for (std::uint64_t at = 0; at < size; at += window.size()) {
+    require_going_on(stop);
+    const auto part = MutableByteView(window).first(
+        static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), size - at)));
+    file.source->read_at(at, part);
+    sha.add(part);
+  }
+  const std::string found = sha.text();
+  if (found == file.digest) return size;
+  throw Error(ErrorCode::corrupt, "the file's " +
+                                      std::string(is_git ? "digest by git" : "SHA-256") + " is " +
+                                      found + ", expected " + file.digest + " by " + file.named_by)
+      .at_path(file.source->name());
+}
+
+}  // namespace tessera
