@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -65,5 +68,24 @@ enum class FlattenRule { current, before_2_4 };
 // dict as a leaf. PyTorch's rule leaves out empty dicts and nothing else. Holes stay if there are
 // more than a real list can have. Returns the names of the leaves that were added.
 std::vector<std::string> fill_holes(std::vector<Leaf>& leaves);
+
+// What names tell.
+
+// Whether a name is that of a part of an optimizer's state: "optim..." after its beginning or a
+// dot, "....exp_avg", "....exp_avg_sq".
+[[nodiscard]] bool is_optimizer_name(std::string_view name);
+
+// Keys that ranks have of their own, as "dataloader.dp_rank_3" is one of four: each family by the
+// name without the number, and its numbers, ascending. The number ends the name or stands before a
+// dot, behind "rank" or "rank_" at a word's end: "dp_rank_3.offset" is of the same rank.
+[[nodiscard]] std::map<std::string, std::set<int>> keys_of_ranks(
+    const std::vector<std::string>& names);
+
+// What somebody should know who has `taken` some keys of a checkpoint and `left` others: of
+// families of ranks that were taken in part, how many keys there are and how many were taken. A
+// sentence for each. `ranks`: so many may each have taken as many, and nobody knows which.
+[[nodiscard]] std::vector<std::string> notes_of_left_ranks(const std::vector<std::string>& taken,
+                                                           const std::vector<std::string>& left,
+                                                           int ranks = 1);
 
 }  // namespace tessera

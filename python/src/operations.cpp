@@ -10,6 +10,7 @@
 #include "tensors.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
+#include "tessera/leaf.h"
 #include "tessera/verify.h"
 #include "text.h"
 
@@ -115,6 +116,19 @@ nb::dict verify(nb::handle given, bool read_data, int threads, nb::object progre
   return dict;
 }
 
+std::vector<std::string> texts_of(const nb::list& strings) {
+  std::vector<std::string> texts;
+  for (const nb::handle string : strings) texts.push_back(text_of(string));
+  return texts;
+}
+
+nb::list notes_of_left_keys(const nb::list& taken, const nb::list& left, int ranks) {
+  nb::list notes;
+  for (const std::string& note : notes_of_left_ranks(texts_of(taken), texts_of(left), ranks))
+    notes.append(string_of(note));
+  return notes;
+}
+
 nb::list diff(const Opened& a, const Opened& b, nb::object progress) {
   const auto left = a.checkpoint();
   const auto right = b.checkpoint();
@@ -168,6 +182,8 @@ nb::dict seal(nb::handle given, int threads, nb::object progress) {
 }  // namespace
 
 void bind_operations(nb::module_& module) {
+  module.def("is_optimizer_name", [](nb::handle name) { return is_optimizer_name(text_of(name)); });
+  module.def("notes_of_left_ranks", notes_of_left_keys);
   module.def("convert", convert, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("convert_opened", convert_opened, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("verify", verify, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());

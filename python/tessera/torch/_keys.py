@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import warnings
 import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.metadata import Metadata
 
+from tessera import _core
 from tessera._checkpoint import Checkpoint
 from tessera._memory import Loaded
 from tessera.torch._group import Group, agree
+
+
+_NAMED = 5  # keys that the log names
 
 
 class IncompatibleKeys(NamedTuple):
@@ -44,6 +50,11 @@ class Keys:
         self._found = sorted(found)
         self._missing = sorted(self._wanted.difference(self._found))
 
+    def taken(self, of_all: IncompatibleKeys) -> list[str]:
+        """The checkpoint's keys that some rank wants."""
+        left = set(of_all.unexpected_keys)
+        return [name for name in self._found if name not in left]
+
     def of_all(self, group: Group | None) -> IncompatibleKeys:
         """What all ranks see together. Collective; names travel only where ranks differ."""
         found, missing, unexpected = self._found, self._missing, self._unexpected(self._found)
@@ -72,6 +83,21 @@ def of_checkpoint(wanted: Iterable[str], checkpoint: Checkpoint) -> Keys:
         if name in tensors or name in mine or not _is_empty(checkpoint._value(name, Loaded("torch")))
     ]
     return Keys(mine, keys)
+
+
+def tell_of_left(taken: list[str], left: list[str], where: str, ranks: int = 1) -> None:
+    """What a load has not asked for: without its optimizer a state is loaded well, and trains on with fresh moments.
+
+    `ranks`: of so many this one alone is known.
+    """
+    if not left:
+        return
+    what = "key of the checkpoint was" if len(left) == 1 else "keys of the checkpoint were"
+    some = ", ".join(left[:_NAMED]) + (", ..." if len(left) > _NAMED else "")
+    who = " by rank 0" if ranks > 1 else ""
+    logging.getLogger("tessera").info("%d %s not asked for%s: %s [%s]", len(left), what, who, some, where)
+    for note in _core.notes_of_left_ranks(taken, left, ranks):
+        warnings.warn(f"{note} [{where}]", stacklevel=3)
 
 
 def _is_empty(value: Any) -> bool:

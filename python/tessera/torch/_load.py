@@ -18,7 +18,7 @@ from tessera._memory import Loaded
 from tessera.torch._data import Values
 from tessera.torch._fill import Fill, materialized, require_fillable
 from tessera.torch._group import Group, agree, errors_of_torch, group_of
-from tessera.torch._keys import IncompatibleKeys, Keys, of_checkpoint, of_planner
+from tessera.torch._keys import IncompatibleKeys, Keys, of_checkpoint, of_planner, tell_of_left
 from tessera.torch._planner import LoadPlanner
 from tessera.torch._reader import FileSystemReader
 from tessera.torch._tree import Leaf, LeftToTorch, leaves, parts_of, speaks, states_of
@@ -43,7 +43,9 @@ def load(
     other shapes are found before anything is changed. What fails raises a `tessera.Error`, on all
     ranks. With `strict=False` keys that the checkpoint lacks stay as they are. Returned are the keys
     that are missing, and those of the checkpoint that no rank's state has, which are no error: the
-    same on all ranks. A `planner` decides itself whether keys may be missing (`allow_partial_load`);
+    same on all ranks. How many these are, and the first of them, goes to the logger "tessera" (info);
+    where ranks have keys of their own (`dataloader.dp_rank_3`) and not all of them are loaded, a
+    warning says so. A `planner` decides itself whether keys may be missing (`allow_partial_load`);
     one that is not derived from torch's `DefaultLoadPlanner` tells no keys.
 
     >>> import tessera.torch, torch
@@ -65,7 +67,10 @@ def load(
     if planner is None and type(storage_reader) is FileSystemReader and storage_reader.plans_here:
         keys = _load_here(state_dict, storage_reader, group, allow, strict)
         if keys is not None:
-            return keys.of_all(group)
+            found = keys.of_all(group)
+            if group is None or group.rank == 0:
+                tell_of_left(keys.taken(found), found.unexpected_keys, str(storage_reader.checkpoint_id))
+            return found
     planner = planner or LoadPlanner(allow=allow, allow_partial_load=not strict)
     with errors_of_torch(group, lambda: getattr(storage_reader, "failure", None)):
         state_dict_loader.load(

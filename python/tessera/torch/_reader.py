@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -19,6 +20,7 @@ from tessera._errors import Error, MismatchError
 from tessera._memory import Loaded
 from tessera.torch import _data
 from tessera.torch._fill import Fill
+from tessera.torch._keys import of_planner, tell_of_left
 from tessera.torch._plain import saved
 from tessera.torch._planner import LoadPlanner as OurPlanner
 from tessera.torch._stores import READABLE, is_foreign, is_url_of
@@ -115,9 +117,19 @@ class FileSystemReader(filesystem.FileSystemReader):
         self._read_tensors((item for item in plan.items if item.type != LoadItemType.BYTE_IO), planner)
         for item, value in read:
             _give(planner, item, value)
+        self._tell_of_left(planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _tell_of_left(self, planner: LoadPlanner) -> None:
+        """By rank 0, which does not know what the plans of others want."""
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if ranks > 1 and dist.get_rank() != 0:
+            return
+        keys = of_planner(planner)
+        alone = keys.of_all(None)
+        tell_of_left(keys.taken(alone), alone.unexpected_keys, str(self._given), ranks)
 
     def _value(self, index: MetadataIndex, convert: _data.Values) -> Any:
         assert self._opened is not None

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -20,6 +21,7 @@
 #include "tessera/error.h"
 #include "tessera/restore.h"
 #include "value/children.h"
+#include "value/render.h"
 
 namespace tessera {
 
@@ -62,6 +64,22 @@ std::vector<std::string> names_at(const Checkpoint& checkpoint,
   return names;
 }
 
+// The leaves that some rank takes.
+std::vector<bool> taken_leaves(const Checkpoint& checkpoint, const LoadPlan& plan) {
+  std::vector<bool> taken(checkpoint.leaves.size(), true);
+  for (const std::size_t leaf : plan.untaken) taken[leaf] = false;
+  return taken;
+}
+
+std::vector<std::string> taken_names(const Checkpoint& checkpoint, const LoadPlan& plan) {
+  const std::vector<bool> taken = taken_leaves(checkpoint, plan);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    if (taken[i]) names.push_back(checkpoint.leaves[i].name);
+  }
+  return names;
+}
+
 // Throws for differences that the options refuse, or finds out whose memory is whose.
 void settle(LoadPlan& plan, const Checkpoint& checkpoint, const LoadOptions& options) {
   const bool refuses = options.missing == OnDifference::refuse;
@@ -96,6 +114,24 @@ LoadPlan agreed_plan(const Value& tree, LoadSource& source, const LoadOptions& o
   return plan;
 }
 
+// What a user may have meant to load, too: all ranks say it alike. A dict without its optimizer
+// loads well, and trains on with fresh moments.
+void tell_of_untaken(const LoadPlan& plan, const Checkpoint& checkpoint) {
+  if (plan.untaken.empty()) return;
+  constexpr std::size_t kMost = 5;
+  const std::vector<std::string> left = names_at(checkpoint, plan.untaken);
+  std::string text =
+      std::to_string(left.size()) +
+      (left.size() == 1 ? " key of the checkpoint was" : " keys of the checkpoint were") +
+      " not asked for:";
+  for (std::size_t i = 0; i < std::min(left.size(), kMost); ++i)
+    text += (i > 0 ? ", " : " ") + printable(left[i], 200);
+  if (left.size() > kMost) text += ", ...";
+  log_of_all(LogLevel::info, text + " [" + checkpoint.path + "]");
+  for (const std::string& note : notes_of_left_ranks(taken_names(checkpoint, plan), left))
+    log_of_all(LogLevel::warning, note + " [" + checkpoint.path + "]");
+}
+
 // Reads all that belongs to one process, and checks it. Returns the bytes.
 std::uint64_t read_all(const std::vector<Filling>& fillings, const LoadOptions& options) {
   IoCounters counters;
@@ -105,13 +141,6 @@ std::uint64_t read_all(const std::vector<Filling>& fillings, const LoadOptions& 
   checks.read_rest(options.threads, options.stop);
   meter.finish();
   return counters.report().bytes_needed;
-}
-
-// The leaves that some rank takes.
-std::vector<bool> taken_leaves(const Checkpoint& checkpoint, const LoadPlan& plan) {
-  std::vector<bool> taken(checkpoint.leaves.size(), true);
-  for (const std::size_t leaf : plan.untaken) taken[leaf] = false;
-  return taken;
 }
 
 void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& options,
@@ -179,6 +208,7 @@ LoadReport load_opened(Value& tree, LoadSource& source, const LoadOptions& optio
     report = load_planned(tree, plan, source, options, group);
     return report.bytes_needed;
   });
+  tell_of_untaken(plan, source.checkpoint());
   return report;
 }
 

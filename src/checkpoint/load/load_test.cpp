@@ -3,6 +3,7 @@
 
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/test_support.h"
+#include "tessera/library.h"
 
 namespace tessera {
 
@@ -78,6 +79,61 @@ TEST_F(Differing, WhatIsReportedIsLeftAloneAndTheRestIsLoaded) {
   EXPECT_EQ(report.bytes_needed, 16U);
   EXPECT_EQ(floats(tree_.at("fits").as_tensor()), (std::vector<float>{0, 1, 2, 3}));
   EXPECT_TRUE(all_zero(tree_.at("shape")));
+}
+
+// What the log hears of one load.
+class LogHeard {
+ public:
+  LogHeard() {
+    set_log([this](LogLevel level, std::string_view text) {
+      const std::lock_guard lock(mutex_);
+      (level == LogLevel::info ? infos : warnings).emplace_back(text);
+    });
+  }
+  ~LogHeard() { set_log({}); }
+  LogHeard(const LogHeard&) = delete;
+  LogHeard& operator=(const LogHeard&) = delete;
+
+  Names infos, warnings;  // to be looked at when all is over
+
+ private:
+  std::mutex mutex_;
+};
+
+TEST(LoadLog, CountsAndNamesWhatWasNotAskedFor) {
+  const std::string directory = temporary_directory() + "/c";
+  Value optim = Value::dict();
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) optim.set_item(name, floats_of({2}));
+  save(Value::dict({{"model", Value::dict({{"w", floats_of({2})}})}, {"optim", optim}}), directory);
+  Value model = Value::dict({{"model", Value::dict({{"w", floats_of({2}, false)}})}});
+  const LogHeard heard;
+  load(model, directory);
+  EXPECT_EQ(heard.infos, (Names{"6 keys of the checkpoint were not asked for: optim.a, optim.b, "
+                                "optim.c, optim.d, optim.e, ... [" +
+                                directory + "]"}));
+  model.set_item("optim", Value());  // all that is there
+  load(model, directory);
+  EXPECT_EQ(heard.infos.size(), 1U);
+  EXPECT_TRUE(heard.warnings.empty());
+}
+
+TEST(LoadLog, WarnsOfRanksWhoseStateNobodyGoesOnWith) {
+  const std::string directory = temporary_directory() + "/c";
+  Value ranks = Value::dict({{"world_size", 4}});
+  for (int rank = 0; rank < 4; ++rank) ranks.set_item("dp_rank_" + std::to_string(rank), rank);
+  save(Value::dict({{"dataloader", ranks}}), directory);
+  const LogHeard heard;
+  run_ranks(2, [&](Group& group) {
+    const std::string own = "dp_rank_" + std::to_string(group.rank());
+    Value tree = Value::dict({{"dataloader", Value::dict({{own, -1}})}});
+    load(tree, directory, group);
+    EXPECT_EQ(tree.at("dataloader").at(own).as_int(), group.rank());
+  });
+  ASSERT_FALSE(heard.warnings.empty());
+  EXPECT_EQ(heard.warnings[0],
+            "the checkpoint has dataloader.dp_rank_0 to dataloader.dp_rank_3, what 4 ranks had of "
+            "their own: 2 of these are loaded, and nobody goes on with the others [" +
+                directory + "]");
 }
 
 TEST_F(Differing, EachPolicyStandsAlone) {

@@ -267,9 +267,7 @@ std::string applied(std::vector<Rule>& rules, std::string name) {
 bool is_optimizer_state(const Leaf& leaf) {
   constexpr std::array<std::string_view, 4> kNames{"optim", "optimizer", "optim_state_dict",
                                                    "optimizer_state_dict"};
-  return has_step(leaf, kNames) || leaf.name.starts_with("optim") ||
-         leaf.name.find(".optim") != std::string::npos || leaf.name.ends_with(".exp_avg") ||
-         leaf.name.ends_with(".exp_avg_sq");
+  return has_step(leaf, kNames) || is_optimizer_name(leaf.name);
 }
 
 Selection select_what_is_there(const std::vector<Leaf>& leaves,

@@ -96,6 +96,21 @@ bool takes_all(const Checkpoint& checkpoint, const ConvertOptions& options) {
          !(may_number(checkpoint, options) && has_numbered_state(checkpoint.leaves));
 }
 
+// What ranks had of their own stays as it is, whatever the number of ranks that come.
+void note_keys_of_ranks(const std::vector<Leaf>& leaves, const ConvertOptions& options,
+                        std::vector<std::string>& notes) {
+  if (!row_of(options.to).is_split) return;
+  std::vector<std::string> names;
+  for (const Leaf& leaf : leaves) names.push_back(leaf.name);
+  for (const auto& [family, numbers] : keys_of_ranks(names)) {
+    if (numbers.size() == static_cast<std::size_t>(options.ranks)) continue;
+    notes.push_back(printable(family, 200) + "* is what " + std::to_string(numbers.size()) +
+                    (numbers.size() == 1 ? " rank" : " ranks") +
+                    " had of their own, and is kept as it is: " + std::to_string(options.ranks) +
+                    (options.ranks == 1 ? " rank" : " ranks") + " will not find each its part");
+  }
+}
+
 // The leaves that the options choose, under their new names and with their new types.
 std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptions& options,
                                 std::vector<std::string>& notes) {
@@ -112,6 +127,7 @@ std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptio
   const std::vector<std::string> renamed = rename(leaves, options.rename);
   notes.insert(notes.end(), renamed.begin(), renamed.end());
   if (options.dtype) convert_floating(leaves, *options.dtype);
+  note_keys_of_ranks(leaves, options, notes);
   return leaves;
 }
 

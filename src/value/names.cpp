@@ -1,0 +1,86 @@
+// What names of leaves tell about what they are.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "tessera/leaf.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kRank = "rank";
+
+bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+// A step of a name that ends in the number of a rank: what stands in front of the number, and it.
+std::optional<std::pair<std::string_view, int>> numbered_step(std::string_view step) {
+  std::size_t digits = step.size();
+  while (digits > 0 && is_digit(step[digits - 1])) --digits;
+  const auto number = plain_number(step.substr(digits));
+  if (!number) return std::nullopt;
+  std::string_view word = step.substr(0, digits);
+  if (word.ends_with('_')) word.remove_suffix(1);
+  if (!word.ends_with(kRank)) return std::nullopt;
+  const std::size_t before = word.size() - kRank.size();
+  if (before > 0 && is_letter(word[before - 1])) return std::nullopt;  // "lowrank_4"
+  return std::pair(step.substr(0, digits), *number);
+}
+
+// The first step of a name that has a rank's number: the name up to the number, and it.
+std::optional<std::pair<std::string, int>> rank_in(const std::string& name) {
+  std::size_t begin = 0;
+  while (begin <= name.size()) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const auto step = numbered_step(std::string_view(name).substr(begin, end - begin));
+    if (step) return std::pair(name.substr(0, begin) + std::string(step->first), step->second);
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool is_optimizer_name(std::string_view name) {
+  return name.starts_with("optim") || name.find(".optim") != std::string_view::npos ||
+         name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq");
+}
+
+std::map<std::string, std::set<int>> keys_of_ranks(const std::vector<std::string>& names) {
+  std::map<std::string, std::set<int>> families;
+  for (const std::string& name : names) {
+    if (auto found = rank_in(name)) families[std::move(found->first)].insert(found->second);
+  }
+  return families;
+}
+
+std::vector<std::string> notes_of_left_ranks(const std::vector<std::string>& taken,
+                                             const std::vector<std::string>& left, int ranks) {
+  std::vector<std::string> notes;
+  const auto all_taken = keys_of_ranks(taken);
+  for (const auto& [family, numbers] : keys_of_ranks(left)) {
+    const auto here = all_taken.find(family);
+    if (here == all_taken.end()) continue;
+    std::set<int> all = numbers;
+    all.insert(here->second.begin(), here->second.end());
+    const std::size_t most = here->second.size() * static_cast<std::size_t>(ranks);
+    if (all.size() <= most) continue;  // others are parts of ranks that were taken
+    const std::string key = printable(family, 200);
+    notes.push_back("the checkpoint has " + key + std::to_string(*all.begin()) + " to " + key +
+                    std::to_string(*all.rbegin()) + ", what " + std::to_string(all.size()) +
+                    " ranks had of their own: " + (ranks > 1 ? "at most " : "") +
+                    std::to_string(most) +
+                    " of these are loaded, and nobody goes on with the others");
+  }
+  return notes;
+}
+
+}  // namespace tessera
