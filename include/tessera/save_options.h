@@ -121,6 +121,9 @@ struct SaveOptions {
   // nothing to compare.
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
   IfDiffers copies = IfDiffers::warn;    // tensors and their parts that several ranks hold
+  // Where `copies` is to warn: those of an optimizer's state (is_optimizer_name of leaf.h) are
+  // refused. With one rank's moments on all of them a training goes on, and loses what it had.
+  bool same_optimizer = false;
   // What a DCP save makes of its leaves, and with `name` and `dtype` a set of safetensors, too. The
   // functions are called several times for a key, and have to answer the same each time, on all
   // ranks alike. If ranks answer differently, `name` and `dtype` make other leaves of their trees,

@@ -43,6 +43,7 @@ nb::dict save(const Tree& tree, nb::handle target, nb::dict given, nb::handle ca
   all.get("keep_duplicates", options.keep_duplicates);
   options.values = if_differs(all, "values", options.values);
   options.copies = if_differs(all, "copies", options.copies);
+  all.get("same_optimizer", options.same_optimizer);
   const std::unique_ptr<Group> group = group_of(carrier);
   const SaveResult result = run_job(std::move(progress), [&](Job& job) {
     options.progress = job.progress();

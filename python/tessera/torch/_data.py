@@ -79,6 +79,8 @@ _SHARED = (type, enum.Enum, types.ModuleType, types.FunctionType, types.BuiltinF
 
 # What each `install` allows all readers. It keeps them alive: who has not kept one cannot remove it.
 installed: dict[object, frozenset[str]] = {}
+# What each of them tells writers of tensors that differ between ranks.
+copies: dict[object, str | None] = {}
 
 
 class Values:

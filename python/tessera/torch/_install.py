@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.checkpoint import _async_process_executor, _storage_utils, filesystem
 
 from tessera.torch import _data
+from tessera.torch._copies import require_policy
 from tessera.torch._reader import FileSystemReader
 from tessera.torch._writer import FileSystemWriter
 
@@ -37,7 +38,8 @@ class install:
     That is for programs that choose the classes themselves, and for `dcp.save(..., checkpoint_id=)`,
     `dcp.async_save` by a thread or a process among them. The names are replaced in all modules that
     have them; a module that takes them later gets ours, too. `allow` is `LoadPlanner`'s, for programs
-    that have another planner. As a context manager it ends with the block. Of several, the last one
+    that have another planner. `copies` is
+    `FileSystemWriter`'s. As a context manager it ends with the block. Of several, the last one
     that ends gives torch its places back.
 
     >>> import tessera.torch, torch, torch.distributed.checkpoint as dcp
@@ -47,10 +49,12 @@ class install:
     []
     """
 
-    def __init__(self, allow: Collection[str] = ()) -> None:
+    def __init__(self, allow: Collection[str] = (), *, copies: str | None = None) -> None:
         allowed = frozenset(allow)
+        require_policy(copies)
         with _lock:
             _data.installed[self] = allowed
+            _data.copies[self] = copies
             try:
                 _replace_names()
                 if not _attributes:
@@ -63,6 +67,7 @@ class install:
         """Torch's classes are in their places again, unless another one is installed."""
         with _lock:
             _data.installed.pop(self, None)
+            _data.copies.pop(self, None)
             if _data.installed:
                 return
             for names, name, theirs, ours in _names:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -42,13 +44,14 @@ def save(
     no_dist: bool = False,
     use_collectives: bool = True,
     values: str = "warn",
-    copies: str = "warn",
+    copies: str | None = None,
 ) -> SaveReport | Metadata:
     """`dcp.save`: every rank saves what it holds, and the checkpoint appears in one step.
 
     The arguments are torch's. `values` and `copies` say what is done where ranks hold other values,
-    or other elements of what should be the same: "warn", "refuse", or "keep" what each one has.
-    What fails raises a `tessera.Error`, on all ranks.
+    or other elements of what should be the same: "warn", "refuse", or "keep" what each one has. Without
+    `copies` a warning tells of tensors, and those below an optimizer are refused: with one rank's
+    moments on all of them a training would go on, and lose what it had. What fails raises a `tessera.Error`, on all ranks.
 
     A planner, another writer than ours, tensors on a device, sparse ones and those that bring torch's
     protocol for shards are left to torch's own planning, which returns torch's `Metadata`.
@@ -61,10 +64,12 @@ def save(
     group = group_of(process_group, no_dist)
     writer = _writer_of(checkpoint_id, storage_writer)
     if _plans_here(writer, planner, use_collectives):
-        report = _save_here(state_dict, writer, group, {"values": values, "copies": copies})
+        here = copies or writer.copies
+        policies = {"values": values, "copies": here or "warn", "same_optimizer": here is None}
+        report = _save_here(state_dict, writer, group, policies)
         if report is not None:
             return report
-    with errors_of_torch(group):
+    with errors_of_torch(group), _told(writer, copies):
         made: Metadata = state_dict_saver.save(
             state_dict,
             storage_writer=writer,
@@ -76,8 +81,21 @@ def save(
     return made
 
 
+@contextlib.contextmanager
+def _told(writer: Any, copies: str | None) -> Iterator[None]:
+    """A plan of torch's has no names for what each rank has: such a difference is refused."""
+    if copies is None or not isinstance(writer, FileSystemWriter):
+        yield
+        return
+    before, writer.copies = writer.copies, "refuse" if copies == "keep" else copies
+    try:
+        yield
+    finally:
+        writer.copies = before
+
+
 def _save_here(
-    state_dict: dict[str, Any], writer: FileSystemWriter, group: Group | None, policies: dict[str, str]
+    state_dict: dict[str, Any], writer: FileSystemWriter, group: Group | None, policies: dict[str, Any]
 ) -> SaveReport | None:
     """None: some rank leaves it to torch."""
     tree = failure = None

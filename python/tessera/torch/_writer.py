@@ -21,6 +21,8 @@ from torch.futures import Future
 
 from tessera import _core
 from tessera._errors import ConflictError
+from tessera.torch import _data
+from tessera.torch._copies import Held, held_by, judge, require_policy
 from tessera.torch._files import DataFile, Written
 from tessera.torch._stores import WRITABLE, is_foreign, is_url_of
 
@@ -63,7 +65,9 @@ class FileSystemWriter(filesystem.FileSystemWriter):
 
     A checkpoint that is there stays whole until the new one is, and readers of the old one go on
     until the next save. The files are always synced. The path may be a URL, for whose store
-    `single_writer` says that nobody else saves there. The other arguments are torch's.
+    `single_writer` says that nobody else saves there. `copies` says what is done where ranks hold
+    different elements of a plain tensor, of which one rank's are saved: "warn" or "refuse"; without it
+    those below an optimizer are refused, and of others a warning tells. The other arguments are torch's.
 
     >>> import tessera.torch, torch
     >>> writer = tessera.torch.FileSystemWriter(directory + "/step500")
@@ -85,7 +89,9 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
         *,
         single_writer: bool = False,
+        copies: str | None = None,
     ) -> None:
+        require_policy(copies)
         super().__init__(
             path,
             single_file_per_rank=single_file_per_rank,
@@ -99,6 +105,8 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         )
         self._given = os.fspath(path)
         self._single_writer = single_writer
+        #: What it was told, or else the last `install` was.
+        self.copies = copies or next((told for told in reversed(_data.copies.values()) if told), None)
         self._needs_torch = bool(_extensions) or serialization_format != SerializationFormat.TORCH_SAVE
         self._is_torchs = False
         self._attempt: _Attempt | None = None
@@ -168,7 +176,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
             return super().write_data(plan, planner)
         future: Future[list[WriteResult]] = Future()
         try:
-            future.set_result(self._write_files(plan, planner))
+            future.set_result(self._write_files(plan, planner) + held_by(planner))
         except BaseException:
             self._close()
             raise
@@ -208,7 +216,13 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         if self._is_torchs:
             return super().finish(metadata, results)
         assert self._attempt is not None
-        written = [result for of_rank in results for result in of_rank]
+        all_results = [result for of_rank in results for result in of_rank]
+        try:
+            judge([result for result in all_results if isinstance(result, Held)], self.copies, self._given)
+        except BaseException:
+            self._close()
+            raise
+        written = [result for result in all_results if not isinstance(result, Held)]
         metadata.version = filesystem.CURRENT_DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for result in written}
         metadata.storage_meta = self.storage_meta()

@@ -96,6 +96,30 @@ TEST(Copies, AreRequiredToBeEqualByAnOption) {
   EXPECT_NO_THROW((void)Checkpoint::open(directory).load());
 }
 
+// Of a training that would go on with one rank's moments; elsewhere a warning does.
+TEST(Copies, OfAnOptimizerAreRequiredToBeEqualByAnOption) {
+  const Warnings warnings;
+  const std::string directory = temporary_directory() + "/c";
+  const auto save_differing = [&](const char* part) {
+    run_ranks(2, [&](Group& group) {
+      Tensor tensor = counting({4}, whole({4}), static_cast<float>(group.rank()));
+      tensor.sharded = false;
+      const Value tree = Value::dict({{part, Value::dict({{"w", Value::dict({{"m", tensor}})}})}});
+      SaveOptions options;
+      options.same_optimizer = group.rank() == 0;  // rank 0's word counts
+      save(tree, directory, options, group);
+    });
+  };
+  const Error error = error_of([&] { save_differing("optim"); });
+  EXPECT_EQ(error.code(), ErrorCode::mismatch);
+  EXPECT_EQ(error.key(), "optim.w.m");
+  EXPECT_THAT(error.what(), HasSubstr("copies 'keep' saves each"));
+  EXPECT_THAT(warnings.texts(), IsEmpty());
+  save_differing("model");
+  ASSERT_EQ(warnings.texts().size(), 1U);
+  EXPECT_THAT(warnings.texts()[0], HasSubstr("'model.w.m'"));
+}
+
 float loaded(const Value& tree, const std::string& key, std::size_t index) {
   return floats(tree.at(key).as_tensor()).at(index);
 }

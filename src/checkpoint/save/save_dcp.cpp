@@ -262,6 +262,18 @@ class Saver final : public GroupSave {
     planned_[index].is_kept = true;
   }
 
+  // Rank 0. Throws for those of an optimizer's state that differ.
+  static void require_same_optimizer(KnownCopies copies) {
+    std::erase_if(copies, [](const auto& copy) { return !is_optimizer_name(copy.second.name); });
+    const UnlikeCopies unlike = unlike_copies(copies);
+    if (unlike.keys.empty()) return;
+    throw Error(ErrorCode::mismatch,
+                to_string(unlike) +
+                    " It is an optimizer's state, of which a load would give all "
+                    "ranks one rank's: copies 'keep' saves each, 'warn' this one.")
+        .at_key(unlike.keys.front());
+  }
+
   // Rank 0.
   static void judge(const UnlikeCopies& unlike, IfDiffers policy) {
     if (unlike.keys.empty()) return;
@@ -337,7 +349,10 @@ class Saver final : public GroupSave {
 
   void compare(const char* operation, const std::vector<HeldCopy>& copies, IfDiffers policy) {
     const auto contribute = [&] { return known_copies(copies, group_.rank()); };
-    const auto conclude = [&](const KnownCopies& all) { judge(unlike_copies(all), policy); };
+    const auto conclude = [&](const KnownCopies& all) {
+      if (options_.same_optimizer && policy == IfDiffers::warn) require_same_optimizer(all);
+      judge(unlike_copies(all), policy);
+    };
     (void)confer(group_, operation, conference_of(contribute, join_copies, conclude));
   }
 
