@@ -133,14 +133,17 @@ std::shared_ptr<std::vector<std::byte>> RecentBlocks::room(std::size_t size) {
   std::unique_ptr<std::vector<std::byte>> memory;
   {
     const std::lock_guard lock(spare_->mutex);
-    memory = std::move(spare_->memory);
+    if (!spare_->memory.empty()) {
+      memory = std::move(spare_->memory.back());
+      spare_->memory.pop_back();
+    }
   }
   if (!memory) memory = std::make_unique<std::vector<std::byte>>();
   memory->resize(size);
   return {memory.release(), [spare = spare_](std::vector<std::byte>* gone) {
             std::unique_ptr<std::vector<std::byte>> freed(gone);
             const std::lock_guard lock(spare->mutex);
-            spare->memory.swap(freed);
+            if (spare->memory.size() < spare->most) spare->memory.push_back(std::move(freed));
           }};
 }
 

@@ -50,7 +50,7 @@ class RecentBlocks {
     bool is_coming = false;
   };
 
-  explicit RecentBlocks(std::size_t most) : most_(most), spare_(std::make_shared<Spare>()) {}
+  explicit RecentBlocks(std::size_t most) : most_(most), spare_(std::make_shared<Spare>(most)) {}
 
   [[nodiscard]] Known find(Key key);
   // The same; `claim` is made if nothing is known: then the caller has to read.
@@ -64,7 +64,8 @@ class RecentBlocks {
   // Somebody has taken a part of the block, its beginning or its end among them: it is not kept
   // when both were taken.
   void took(Key key, bool begin, bool end);
-  // Memory for a block: if possible that of one that nobody has any more.
+  // Memory for a block: if possible that of one that nobody has any more, which costs no page
+  // faults.
   [[nodiscard]] std::shared_ptr<std::vector<std::byte>> room(std::size_t size);
 
  private:
@@ -76,10 +77,13 @@ class RecentBlocks {
     bool is_ended = false;            // its end was
   };
 
-  // Memory of a block that nobody has any more; null: none. Blocks may outlive what kept them.
+  // Memory of blocks that nobody has any more: of as many, at most, as are kept. So it grows only
+  // with what was in use at one time. Blocks may outlive what kept them.
   struct Spare {
+    explicit Spare(std::size_t count) : most(count) { memory.reserve(count); }
+    const std::size_t most;
     ShortMutex mutex;
-    std::unique_ptr<std::vector<std::byte>> memory;  // guarded by mutex
+    std::vector<std::unique_ptr<std::vector<std::byte>>> memory;  // guarded by mutex
   };
 
   [[nodiscard]] static Known known_of(const Entry& entry);

@@ -43,6 +43,18 @@ TEST(RecentBlocks, OneThreadReadsWhatSeveralWant) {
   EXPECT_EQ(reads, 4);
 }
 
+TEST(RecentBlocks, MemoryOfSeveralBlocksIsUsedAgain) {
+  RecentBlocks blocks(2);
+  std::set<const std::byte*> first;
+  {
+    const auto one = blocks.room(1 << 20), other = blocks.room(1 << 20), third = blocks.room(8);
+    first = {one->data(), other->data(), third->data()};
+  }
+  const auto one = blocks.room(8), other = blocks.room(8), third = blocks.room(8);
+  EXPECT_EQ(first.count(one->data()) + first.count(other->data()), 2U);
+  EXPECT_NE(third->data(), one->data());
+}
+
 TEST(RecentBlocks, TheLastOnesStay) {
   RecentBlocks blocks(2);
   for (std::uint64_t number = 0; number < 3; ++number)

@@ -402,9 +402,9 @@ void CheckedSource::read_part(std::uint64_t block, std::uint64_t within,
       return inner().read_at(begin_of(block) + within, out);
     if (!bytes) bytes = blocks->get(key(block), [&] { return read_block(block, *blocks); });
     std::memcpy(out.data(), bytes->data() + within, out.size());
-    // The ends of an archive are read before its elements, and are no reason to let a block go.
-    if (out.size() <= kEndOfArchive) return;
-    return blocks->took(key(block), within == 0, within + out.size() == bytes->size());
+    // The end of an archive is read before its elements, and is no reason to let a block go.
+    const bool is_end = within + out.size() == bytes->size() && out.size() > kEndOfArchive;
+    return blocks->took(key(block), within == 0, is_end);
   }
   LastBlock& last = last_block();
   if (last.source != id_ || last.block != block) {

@@ -146,6 +146,18 @@ TEST_P(Checked, APartOfABlockThatWasGoodIsReadAlone) {
   EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock + (is_far ? 0 : 10));
 }
 
+// Windows of an archive's elements begin a few hundred bytes behind a block's beginning.
+TEST_P(Checked, ASharedBlockGoesWhenASmallBeginningAndTheRestWereTaken) {
+  const bool is_near = GetParam() == kNearRequest;
+  const auto checked = source(bytes_);
+  const SharedBlocks sharing(16);
+  expect_reads(*checked, 100, kDigestBlock);
+  expect_reads(*checked, kDigestBlock + 100, kDigestBlock - 100);
+  EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock);
+  expect_reads(*checked, kDigestBlock + 200, 10);
+  EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock + (is_near ? 10 : 0));
+}
+
 // Gives other bytes the n-th time that it is read.
 class DamagedOnce final : public ByteSource {
  public:
