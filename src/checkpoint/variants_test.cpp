@@ -14,6 +14,7 @@
 #include "checkpoint/test_support.h"
 #include "format/dcp/dcp.h"
 #include "format/dcp/testing.h"
+#include "format/pickle/pickle.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -110,6 +111,23 @@ TEST(DcpVariant, OlmoCore) {
   const Value tree = Checkpoint::open(kGolden + "variants/olmo_core").load();
   EXPECT_EQ(floats(tree.at("w").as_tensor()), (std::vector<float>{0, 1, 2, 3}));
   EXPECT_EQ(tree.at("n").as_int(), 3);
+}
+
+// Torch 1.13 has the classes of `.metadata` in another package: every value is there.
+TEST(DcpVariant, Torch113) {
+  const std::string directory = copy_of(kGolden + "variants/old");
+  const std::string stored = text_of(directory + "/.metadata");
+  const std::vector<std::byte> bytes = pickle::write(
+      pickle::read({reinterpret_cast<const std::byte*>(stored.data()), stored.size()}).value,
+      {.protocol = 2, .persistent_id = {}, .reduce = {}});
+  std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string newer = "ctorch.distributed.checkpoint.";
+  const std::string older = "ctorch.distributed._shard.checkpoint.";
+  for (auto at = text.find(newer); at != std::string::npos; at = text.find(newer))
+    text.replace(at, newer.size(), older);
+  write_text(directory + "/.metadata", text);
+  expect_same(Checkpoint::open(directory), expected_variants().at("variants/old"));
+  EXPECT_TRUE(scan(directory).clean());
 }
 
 // P-11: a tree whose containers were one item each before torch 2.4.

@@ -22,6 +22,9 @@ namespace tessera::dcp {
 
 inline constexpr const char* kMetadataModule = "torch.distributed.checkpoint.metadata";
 inline constexpr const char* kFilesystemModule = "torch.distributed.checkpoint.filesystem";
+// Where torch 2 has the classes of a module: torch 1.13 has those of the two modules above in
+// torch.distributed._shard.checkpoint. Any other module stays.
+[[nodiscard]] std::string_view newer_module(std::string_view module);
 // olmo_core has a _StorageInfo of its own, without transforms.
 inline constexpr const char* kOlmoFilesystemModule = "olmo_core.distributed.checkpoint.filesystem";
 // The module where older torch has TensorProperties and MEM_FORMAT_ENCODING.

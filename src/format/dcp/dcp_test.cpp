@@ -143,6 +143,25 @@ TEST(DcpMetadata, F03FilesOfOlderTorch) {
             std::vector<std::string>{"stream.zstd/1"});
 }
 
+// The classes of torch 1.13, which lie in another package; a pickle names them in lines of text.
+TEST(DcpMetadata, F03FilesOfTorch113) {
+  const std::vector<std::byte> bytes =
+      pickle::write(tree_of(small()), {.protocol = 2, .persistent_id = {}, .reduce = {}});
+  std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (const char* name :
+       {"metadata\nMetadata", "metadata\nTensorStorageMetadata", "metadata\nBytesStorageMetadata",
+        "metadata\nChunkStorageMetadata", "metadata\nMetadataIndex", "filesystem\n_StorageInfo"}) {
+    const std::string old = std::string("ctorch.distributed.checkpoint.") + name + "\n";
+    ASSERT_NE(text.find(old), std::string::npos) << name;
+    text.replace(text.find(old), old.size(),
+                 std::string("ctorch.distributed._shard.checkpoint.") + name + "\n");
+  }
+  const ByteView view(reinterpret_cast<const std::byte*>(text.data()), text.size());
+  EXPECT_EQ(listing(decode(view)), listing(small()));
+  EXPECT_EQ(listing(decode_values(view)), listing(small()));
+  EXPECT_TRUE(quick_decode(view).has_value());
+}
+
 TEST(DcpMetadata, F03IndexIsAHintOnly) {
   for (const Value& hint : {Value(), Value(0), Value(17), Value(-1)}) {
     const Value tree = tree_of(small());

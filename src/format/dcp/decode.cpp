@@ -31,9 +31,13 @@ std::string_view without_owner(std::string_view name, std::string_view owner) {
   return owned ? name.substr(owner.size() + 1) : name;
 }
 
-// `value` as an instance of a class by one of its names. Other classes are not ours to guess at.
+// Whether `value` is an instance of a class, by one of its names. Other classes are not ours to
+// guess at.
 bool is_instance(const Value& value, const char* module, const char* name) {
-  return value.is(Kind::object) && is_global(value.as_object().callable, module, name);
+  if (!value.is(Kind::object)) return false;
+  const Value& callable = value.as_object().callable;
+  return callable.is(Kind::global) && callable.global_name() == name &&
+         newer_module(callable.global_module()) == module;
 }
 
 bool is_sequence(const Value& value) {
@@ -329,6 +333,12 @@ class Decoder {
 };
 
 }  // namespace
+
+std::string_view newer_module(std::string_view module) {
+  if (module == "torch.distributed._shard.checkpoint.metadata") return kMetadataModule;
+  if (module == "torch.distributed._shard.checkpoint.filesystem") return kFilesystemModule;
+  return module;
+}
 
 bool is_memory_format_class(std::string_view module, std::string_view name) {
   return std::ranges::count(kMemoryFormats, std::pair(module, name)) != 0;

@@ -82,8 +82,9 @@ Name name_of(const Lite& value) {
 
 // The class or function of this name, but for dtypes.
 std::optional<Name> find_known(std::string_view module, std::string_view name) {
+  const std::string_view home = newer_module(module);
   const auto* known = std::ranges::find_if(
-      kKnown, [&](const Known& each) { return each.name == name && each.module == module; });
+      kKnown, [&](const Known& each) { return each.name == name && each.module == home; });
   if (known != kKnown.end()) return known->is;
   if (is_memory_format_name(module, name)) return Name::memory_member;
   return std::nullopt;

@@ -88,6 +88,9 @@ constexpr auto kRows = std::to_array<Row>({
 
     // torch.distributed.
     {"torch.distributed._mesh_layout", "ms", "_FlatLayout _MeshLayout"},
+    {"torch.distributed._shard.checkpoint.filesystem", "cms", "_StorageInfo"},
+    {"torch.distributed._shard.checkpoint.metadata", "cms",
+     "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex TensorStorageMetadata"},
     {"torch.distributed._shard.metadata", "ms", "ShardMetadata"},
     {"torch.distributed._shard.sharded_tensor.api", "ms",
      "ShardedTensor ShardedTensor.ProcessGroupState"},
