@@ -37,7 +37,7 @@ HEADERS = {
     "location.h": "storage", "storage.h": "storage", "stores.h": "storage",
     "comm.h": "comm",
     "checkpoint.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "data_files.h": "checkpoint",
-    "load_options.h": "checkpoint", "mapped.h": "checkpoint", "restore.h": "checkpoint", "run_directory.h": "checkpoint",
+    "load_options.h": "checkpoint", "mapped.h": "checkpoint", "open_options.h": "checkpoint", "restore.h": "checkpoint", "run_directory.h": "checkpoint",
     "save_options.h": "checkpoint", "stateful.h": "checkpoint", "verify.h": "checkpoint",
     "collectives.h": "torch", "distributed_sampler.h": "torch", "mesh.h": "torch", "parameter.h": "torch",
     "tensor_value.h": "torch",

@@ -17,6 +17,7 @@
 #include "tessera/job.h"
 #include "tessera/leaf.h"
 #include "tessera/load_options.h"
+#include "tessera/open_options.h"
 #include "tessera/save_options.h"
 #include "tessera/storage.h"
 #include "tessera/tensor_view.h"
@@ -40,13 +41,6 @@ enum class CheckpointKind : std::uint8_t {
 };
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 
-struct OpenOptions {
-  std::uint64_t header_limit = 100'000'000;  // bytes of safetensors headers; longer is `limit`
-  std::stop_token stop = {};                 // asked at each look into the store
-  bool part = false;  // one file of several ranks': its local tensors; else it is `incomplete`
-  bool raw = false;   // torch.save: whole modules as pickled, else as what state_dict() gives
-};
-
 struct ReadOptions {
   bool allow_cast = true;  // dtypes may differ; elements are converted
   // With allow_cast: permits integer types that cannot hold every value (docs/design/casts.md).
@@ -67,9 +61,11 @@ struct ReadRequest {
 // may be called from several threads at once.
 struct Checkpoint {
   // Detects the kind of a file, a directory or a store and reads its metadata once. Proves that the
-  // pieces of every tensor cover it exactly once, and that every file they name exists and is long
-  // enough. Throws `not_found` (no such path, or a directory without a checkpoint in it: see
-  // Error::is_no_checkpoint()), `corrupt` or `incomplete`. docs/hostile-cases.md lists every case.
+  // pieces of every tensor cover it exactly once, and that every file that is there is long enough.
+  // A data file of DCP or a file of an index that is missing matters to who asks for what lies in
+  // it: that is `incomplete`, and require_files() tells it before. Throws `not_found` (no such
+  // path, or a directory without a checkpoint in it: see Error::is_no_checkpoint()), `corrupt` or
+  // `incomplete`. docs/hostile-cases.md lists every case.
   [[nodiscard]] static Checkpoint open(const Location& where, const OpenOptions& options = {});
 
   // Sorted names of the tensors that match the glob ('*', '?', '[a-z]'). '*' matches dots, too.
@@ -102,6 +98,11 @@ struct Checkpoint {
   // may be changed: the checkpoint stays as it is.
   [[nodiscard]] Value tree() const;
   [[nodiscard]] const Leaf* find(std::string_view name) const;  // tensor or value; null: absent
+  // What each file is to the checkpoint that lies in its directory, or that it names and that does
+  // not, by name. Lists the directory. Of a checkpoint that is one file: of that alone.
+  [[nodiscard]] std::vector<FileRow> directory() const;
+  // Throws `incomplete` unless all files are there that its leaves lie in.
+  void require_files() const;
 
   // This checkpoint with other leaves. It can be read, loaded or converted like any other; making
   // it reads no tensor. `fn` gets each leaf, in order, and returns its replacement: the same leaf,
@@ -131,6 +132,7 @@ struct Checkpoint {
   // files and all that Tessera wrote. Elsewhere dicts are plain and keys are strings.
   bool has_types = false;
   std::vector<std::string> warnings;  // what a careful reader should know (a stale side file, ...)
+  std::vector<FileRow> remarks;  // of files of which there is more to say than that they are used
   // `__metadata__` of safetensors files, but what is about files; where they differ, of the first.
   std::map<std::string, std::string> metadata;
   bool mapped = false;           // made by map()

@@ -9,6 +9,7 @@
 
 #include "tessera/io.h"
 #include "tessera/job.h"
+#include "tessera/open_options.h"
 #include "tessera/value.h"
 
 namespace [[gnu::visibility("default")]] tessera {
@@ -53,6 +54,9 @@ struct LoadOptions {
   // and reports name the tree's keys, but for extra ones. To rename the keys of the checkpoint for
   // all that is done with it, use Checkpoint::map.
   std::function<std::string(const std::string& key)> rename = {};
+  // How it is opened, unless it was open already; rank 0's count. Its `stop` is not asked: `stop`
+  // is.
+  OpenOptions open = {};
   LoadReader reader = LoadReader::every_rank;  // rank 0's counts; Checkpoint::load has none
   bool allow_cast = true;                      // dtypes may differ; elements are converted
   bool allow_wrap = false;                     // as in ReadOptions

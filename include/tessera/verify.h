@@ -56,6 +56,7 @@ struct VerifyReport {
 
 struct VerifyOptions {
   bool read_data = true;  // false: only what the metadata can prove
+  OpenOptions open = {};  // `partial`: files that are missing are no finding
   int threads = 2;        // 1 to 1024, as everywhere
   ProgressHook progress = {};
   std::stop_token stop = {};  // ends the work with `cancelled`
@@ -119,7 +120,7 @@ struct Difference {
 // count. Values of known classes (docs/formats/torch-save.md) are equal if they mean the same,
 // however they were pickled. If both checkpoints have types, the types of dicts, of their keys and
 // of tensors (parameters, requires_grad) are compared too; a difference is one `type` per
-// container.
+// container. Throws `incomplete` where leaves lie in missing files.
 [[nodiscard]] std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
                                            const ProgressHook& progress = {});
 

@@ -55,14 +55,15 @@ def test_what_the_library_warns_of_is_a_warning_of_the_call(tmp_path):
     tessera.save_file({"a": numpy.arange(4.0), "b": numpy.arange(3.0)}, tmp_path / "one.safetensors")
     tessera.convert(tmp_path / "one.safetensors", tmp_path / "set", to="safetensors", max_shard_size=40)
     shutil.copy(next((tmp_path / "set").glob("*-00001-*")), tmp_path / "set" / "other.safetensors")
-    with pytest.warns(UserWarning, match=r"set: 1 safetensors files are not in the index") as warned:
+    with pytest.warns(UserWarning, match=r"set: other.safetensors: .*not in the index") as warned:
         tessera.open(tmp_path / "set").close()
     assert len(warned) == 1 and warned[0].filename.endswith("test_errors.py")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="not in the index"):
             tessera.open(tmp_path / "set")
-        next((tmp_path / "set").glob("*-00002-*")).unlink()
+        second = next((tmp_path / "set").glob("*-00002-*"))
+        second.write_bytes(second.read_bytes()[:-1])
         with pytest.raises(tessera.Error) as raised:  # it has warned, too, perhaps: the error is what counts
             tessera.open(tmp_path / "set")
         assert raised.value.code == "incomplete"

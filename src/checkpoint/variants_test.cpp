@@ -240,7 +240,8 @@ TEST(DcpVariant, ItemsThatAreNotWhatTheyShouldBe) {
 TEST(DcpVariant, DataFilesThatAreMissingCutOrTooLong) {
   const std::string missing = copy_of(kGolden + "variants/m2d");
   fs::remove(missing + "/__1_0.distcp");
-  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+  EXPECT_EQ(read_code(missing), ErrorCode::incomplete);
+  EXPECT_EQ(verify(missing).findings.size(), 1U);
   const std::string empty = copy_of(kGolden + "variants/m2d");
   fs::resize_file(empty + "/__1_0.distcp", 0);
   EXPECT_EQ(open_code(empty), ErrorCode::incomplete);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/read/meter.h"
+#include "checkpoint/read/missing.h"
 #include "checkpoint/read/npy.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/select.h"
@@ -171,10 +172,16 @@ int cat(const CatArguments& options, const Common& common) {
   const Checkpoint checkpoint = opened(options.path, options.open);
   std::string slices;
   const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
+  if (is_missing_value(leaf.value)) require_here(leaf);
   const Leaf elements = with_elements(leaf);
   if (elements.value.is(Value::Kind::tensor)) {
-    cat_tensor(elements, box_of(slices, elements.value.as_tensor().shape, Outside::cut), options,
-               common);
+    try {
+      cat_tensor(elements, box_of(slices, elements.value.as_tensor().shape, Outside::cut), options,
+                 common);
+    } catch (Error& error) {
+      if (error.key().empty()) error.at_key(leaf.name);
+      throw;
+    }
     return kDone;
   }
   if (!slices.empty() || !options.npy.empty()) {

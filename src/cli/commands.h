@@ -38,7 +38,9 @@ void add_local_cache(CLI::App& command, Common& common);
 void as_size(CLI::Option* option, bool decimal);
 // Lets an option have one of these values; --help reads a|b|c.
 void one_of(CLI::Option* option, const std::vector<std::string>& values);
-// The options --part and --raw of commands that open a file.
+// The options of commands that open a checkpoint which may not be all there, or not alone.
+void add_presence(CLI::App& command, OpenOptions& open);
+// These, and the options --part and --raw of commands that open a file.
 void add_open(CLI::App& command, OpenOptions& open);
 // Throws what opening `path` has thrown; where that is a run, with the names of its checkpoints.
 [[noreturn]] void refuse_run(const std::string& path, const Error& error);

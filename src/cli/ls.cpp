@@ -10,7 +10,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/tree.h"
+#include "checkpoint/read/missing.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -51,6 +53,7 @@ std::string kind_text(const Value& value) {
 
 Row facts_of_value(const Leaf& leaf) {
   const std::string name = printable_name(leaf.name);
+  if (is_missing_value(leaf.value)) return {name, "?", "", "", "", ""};
   const auto array = numpy_array(leaf.value);
   if (!array) return {name, kind_text(leaf.value), render(leaf.value, 60), "", "", ""};
   const Tensor& tensor = array->tensor;
@@ -72,6 +75,14 @@ Row facts_of(const Leaf& leaf) {
           std::to_string(byte_size(tensor.dtype, tensor.shape)),
           "",
           ""};
+}
+
+// "  missing: a, b"; empty: all is there.
+std::string missing_text(const Leaf& leaf) {
+  std::string names;
+  for (const std::string& file : missing_files(leaf.value))
+    names += (names.empty() ? "" : ", ") + printable(file, 200);
+  return names.empty() ? "" : "  missing: " + names;
 }
 
 Row row_of(const Leaf& leaf) {
@@ -98,7 +109,8 @@ class Ties {
   std::vector<std::size_t> kept_;
 };
 
-void print_leaves(const std::vector<Leaf>& leaves) {
+// `is_lacking`: files are missing, in which some of them may lie.
+void print_leaves(const std::vector<Leaf>& leaves, bool is_lacking) {
   JsonRows rows;
   const Ties ties(leaves);
   for (std::size_t i = 0; i < leaves.size(); ++i) {
@@ -113,9 +125,10 @@ void print_leaves(const std::vector<Leaf>& leaves) {
       item["pieces"] = tensor.pieces.size();
       item["files"] = file_count(tensor);
       if (const std::string* const name = ties.name_for(i)) item["tied_to"] = *name;
-    } else {
+    } else if (!is_missing_value(leaf.value)) {
       add_value(leaf.value, kMostListed, item);
     }
+    if (is_lacking) item["missing"] = missing_files(leaf.value);
     rows.add(item);
   }
   rows.end();
@@ -123,7 +136,7 @@ void print_leaves(const std::vector<Leaf>& leaves) {
 
 // Rows are made twice, for the columns' widths and to be printed, instead of kept: there may be
 // more of them than fit into memory.
-void print_table(const std::vector<Leaf>& leaves) {
+void print_table(const std::vector<Leaf>& leaves, bool is_lacking) {
   const Row head{"name", "dtype", "shape", "bytes", "pieces", "files"};
   std::size_t name = 0, dtype = 0, shape = 0, bytes = 0;
   const auto widen = [&](const Row& row) {
@@ -132,9 +145,9 @@ void print_table(const std::vector<Leaf>& leaves) {
     shape = std::max(shape, row.shape.size());
     bytes = std::max(bytes, row.bytes.size());
   };
-  const auto print = [&](const Row& row, const std::string& end) {
+  const auto print = [&](const Row& row, const std::string& more) {
     fmt::print("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>6}  {:>5}{}\n", row.name, name, row.dtype, dtype,
-               row.shape, shape, row.bytes, bytes, row.pieces, row.files, end);
+               row.shape, shape, row.bytes, bytes, row.pieces, row.files, more);
   };
   widen(head);
   for (const Leaf& leaf : leaves) widen(facts_of(leaf));
@@ -142,7 +155,8 @@ void print_table(const std::vector<Leaf>& leaves) {
   const Ties ties(leaves);
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const std::string* const tied = ties.name_for(i);
-    print(row_of(leaves[i]), tied == nullptr ? "" : "  tied to " + printable_name(*tied));
+    const std::string tie = tied == nullptr ? "" : "  tied to " + printable_name(*tied);
+    print(row_of(leaves[i]), is_lacking ? tie + missing_text(leaves[i]) : tie);
   }
 }
 
@@ -150,7 +164,9 @@ int ls(const LsArguments& options, const Common& common) {
   // Lives as long as the process: to free a million pieces takes longer than to list them.
   static Checkpoint& checkpoint = *new Checkpoint(opened(options.path, options.open));
   keep_only(checkpoint, options.only);
-  common.json ? print_leaves(checkpoint.leaves) : print_table(checkpoint.leaves);
+  const bool is_lacking = lacks_files(checkpoint);
+  common.json ? print_leaves(checkpoint.leaves, is_lacking)
+              : print_table(checkpoint.leaves, is_lacking);
   return kDone;
 }
 

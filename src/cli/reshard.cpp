@@ -16,7 +16,7 @@ struct ReshardArguments {
 
 // Its metadata may be large, and is read once.
 ConvertReport reshard(const ReshardArguments& options, ConvertOptions how) {
-  const Checkpoint source = Checkpoint::open(options.source, how.open);
+  const Checkpoint source = opened(options.source, how.open);
   how.to = source.kind;
   if (!row_of(how.to).is_split) {
     throw Error(ErrorCode::invalid_argument, "a checkpoint of kind " +
@@ -41,6 +41,7 @@ Examples:
   command->add_option("--ranks", options->convert.ranks, "the new number of ranks")
       ->required()
       ->check(CLI::Range(1, 1 << 20));
+  add_presence(*command, options->convert.open);
   add_olmo(*command, options->convert);
   add_work(*command, options->convert);
   add_common(*command, common);

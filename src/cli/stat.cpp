@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/open/directory.h"
 #include "checkpoint/read/select.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
@@ -54,6 +55,17 @@ Facts facts_of(const Checkpoint& checkpoint) {
   return facts;
 }
 
+nlohmann::ordered_json json_of_files(const std::vector<FileRow>& files) {
+  auto rows = nlohmann::ordered_json::array();
+  for (const FileRow& row : files) {
+    rows.push_back({{"file", row.name},
+                    {"state", to_string(row.state)},
+                    {"bytes", row.size},
+                    {"reason", row.reason}});
+  }
+  return rows;
+}
+
 void print_document(const Checkpoint& checkpoint, const Facts& facts) {
   nlohmann::ordered_json json;
   json["kind"] = to_string(checkpoint.kind);
@@ -72,9 +84,10 @@ void print_document(const Checkpoint& checkpoint, const Facts& facts) {
   json["files"] = checkpoint.files.size();
   json["file_bytes"] = facts.file_bytes;
   json["optimizer"] = facts.optimizer;
-  json["complete"] = true;
+  json["complete"] = !lacks_files(checkpoint);
   json["metadata"] = checkpoint.metadata;
   json["warnings"] = checkpoint.warnings;
+  json["directory"] = json_of_files(checkpoint.directory());
   print_json(json);
 }
 
@@ -94,7 +107,15 @@ void print_lines(const Checkpoint& checkpoint, const Facts& facts) {
   fmt::print("optimizer   {}\n", facts.optimizer ? "yes" : "no");
   for (const auto& [key, value] : checkpoint.metadata)
     fmt::print("metadata    {}: {}\n", printable(key, 200), printable(value, 200));
-  fmt::print("complete    yes: every tensor is covered once, every file is there\n");
+  fmt::print("complete    {}\n", lacks_files(checkpoint)
+                                     ? "no: files are missing"
+                                     : "yes: every tensor is covered once, every file is there");
+  for (const FileRow& row : checkpoint.directory()) {
+    if (row.state == FileState::used && row.reason.empty()) continue;
+    fmt::print("{:<10}  {}{}\n", "file",
+               printable(row.name, 200) + ": " + std::string(to_string(row.state)),
+               row.reason.empty() ? "" : ", " + printable(row.reason));
+  }
 }
 
 struct StatArguments {

@@ -36,6 +36,7 @@ Examples:
                     "write no optimizer and no trainer state");
   command->add_option("--config", options->convert.olmo.config,
                       "config.yaml to copy; default: the source's");
+  add_presence(*command, options->convert.open);
   add_work(*command, options->convert);
   add_common(*command, common);
   add_local_cache(*command, common);

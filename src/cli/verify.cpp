@@ -27,7 +27,7 @@ struct VerifyArguments {
 };
 
 VerifyReport verify_part(const VerifyArguments& options, const ProgressHook& progress) {
-  const VerifyOptions how{.threads = options.threads, .progress = progress};
+  const VerifyOptions how{.open = options.open, .threads = options.threads, .progress = progress};
   const bool is_plain = !options.open.part && !options.open.raw;
   if (options.only.empty() && is_plain) return tessera::verify(options.path, how);
   Checkpoint checkpoint = open_as_pickled(options.path, options.open);

@@ -42,9 +42,15 @@ class LazySource final : public ByteSource {
   // Without `files` it stays open once it is.
   LazySource(std::shared_ptr<const Store> store, ObjectInfo object,
              std::shared_ptr<OpenFiles> files = nullptr)
+      : LazySource(std::move(store), std::move(object), false, std::move(files)) {}
+  // `is_missing`: there is no such object, and whoever reads is told so; `object` has the bytes
+  // that it would need to have.
+  LazySource(std::shared_ptr<const Store> store, ObjectInfo object, bool is_missing,
+             std::shared_ptr<OpenFiles> files)
       : store_(std::move(store)),
         object_(std::move(object)),
         name_(store_->name() + "/" + object_.name),
+        is_missing_(is_missing),
         files_(std::move(files)) {}
   ~LazySource() override {
     if (files_) files_->gone(*this);
@@ -54,6 +60,13 @@ class LazySource final : public ByteSource {
 
   [[nodiscard]] const Store& store() const noexcept { return *store_; }
   [[nodiscard]] const ObjectInfo& object() const noexcept { return object_; }
+  [[nodiscard]] bool is_missing() const noexcept { return is_missing_; }
+  // `incomplete`: what reading one throws that is missing.
+  [[nodiscard]] Error missing() const {
+    return Error(ErrorCode::incomplete,
+                 "the file is missing that this lies in; --partial leaves out what is missing")
+        .at_path(name_);
+  }
   [[nodiscard]] std::uint64_t size() const override { return object_.size; }
   // Throws what the first read would, if it is not open yet.
   void open() const { (void)current(); }
@@ -65,8 +78,10 @@ class LazySource final : public ByteSource {
   }
   [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] std::string version() const override { return current()->version(); }
-  [[nodiscard]] std::uint64_t request_cost() const override { return current()->request_cost(); }
-  [[nodiscard]] bool checked() const override { return current()->checked(); }
+  [[nodiscard]] std::uint64_t request_cost() const override {
+    return is_missing_ ? kNearRequest : current()->request_cost();
+  }
+  [[nodiscard]] bool checked() const override { return !is_missing_ && current()->checked(); }
   [[nodiscard]] std::shared_ptr<std::byte[]> map() const override { return current()->map(); }
 
  private:
@@ -91,6 +106,7 @@ class LazySource final : public ByteSource {
     return source_;
   }
   [[nodiscard]] Source opened() const {
+    if (is_missing_) throw missing();
     Source source = store_->open_listed(object_);
     if (source->size() == object_.size) return source;
     throw Error(ErrorCode::conflict, "the file has " + std::to_string(source->size()) +
@@ -107,6 +123,7 @@ class LazySource final : public ByteSource {
   std::shared_ptr<const Store> store_;
   ObjectInfo object_;
   std::string name_;
+  bool is_missing_;
   std::shared_ptr<OpenFiles> files_;  // null: no bound
   mutable SlowMutex opening_;
   mutable ShortMutex mutex_;

@@ -112,14 +112,32 @@ class CommandLine(Case):
         self.refused("already_exists", "convert", self.dcp, target, "--to", "safetensors", "--max-shard-size", "1KB")
         self.assertEqual(json.loads(tessera("stat", target, "--json").stdout)["warnings"], [])
         shutil.copy(target / "model-00002-of-00006.safetensors", target / "other.safetensors")
-        self.assertEqual(json.loads(tessera("stat", target, "--json").stdout)["warnings"], ["1 safetensors files are not in the index and passed over"])
+        self.assertEqual(json.loads(tessera("stat", target, "--json").stdout)["warnings"], ["other.safetensors: not part of it, not in the index and passed over"])
         for verb in (["ls"], ["stat"], ["verify"], ["map"], ["verify", "--json"], ["diff", target],
                      ["convert", self.work / "again.pt"]):
             done = tessera(verb[0], target, *verb[1:])
             self.assertEqual(done.stderr.count("tessera: warning: "), 1, (verb, done.stderr))
-            self.assertIn("1 safetensors files are not in the index and passed over\n", done.stderr, verb)
-        (target / "model-00002-of-00006.safetensors").unlink()
-        self.refused("incomplete", "ls", target)
+            self.assertIn("other.safetensors: not part of it, not in the index and passed over\n", done.stderr, verb)
+        (target / "other.safetensors").unlink()
+        missing = "model-00002-of-00006.safetensors"
+        lost = sorted(name for name, file in index["weight_map"].items() if file == missing)
+        (target / missing).unlink()
+        listed = tessera("ls", target)
+        self.assertEqual(sorted(line.split()[0] for line in listed.stdout.splitlines() if line.endswith("missing: " + missing)), lost)
+        self.assertIn("a file is missing: " + missing, listed.stderr)
+        rows = json.loads(tessera("ls", target, "--json").stdout)
+        self.assertEqual(sorted(row["name"] for row in rows if row["missing"] == [missing]), lost)
+        stat = json.loads(tessera("stat", target, "--json").stdout)
+        self.assertEqual((stat["complete"], [row["file"] for row in stat["directory"] if row["state"] == "missing"]), (False, [missing]))
+        for verb in (["cat", target, lost[0]], ["convert", target, self.work / "part.pt"], ["diff", target, self.dcp]):
+            failed = tessera(*verb)
+            self.assertEqual(failed.returncode, 3, (verb, failed.stderr))
+            for text in ("tessera: incomplete: ", missing, "--partial"):
+                self.assertIn(text, failed.stderr.splitlines()[-1], verb)
+        self.assertEqual(tessera("verify", target).returncode, 1)
+        self.assertEqual(tessera("verify", target, "--partial").returncode, 0)
+        done = tessera("convert", target, self.work / "part.pt", "--partial")
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_dequantize(self):
         source = GOLDEN / "quantized"
@@ -324,8 +342,10 @@ class CommandLine(Case):
 
     def test_missing_data_file(self):
         (self.dcp / "__1_0.distcp").unlink()
-        self.refused("incomplete", "stat", self.dcp)
-        self.refused("incomplete", "convert", self.dcp, self.work / "a.pt")
+        self.assertIn("file        __1_0.distcp: missing, ", tessera("stat", self.dcp).stdout)
+        done = tessera("convert", self.dcp, self.work / "a.pt")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("tessera: incomplete: ", done.stderr)
         self.assertFalse((self.work / "a.pt").exists())
 
     def test_every_flipped_data_byte_is_found(self):

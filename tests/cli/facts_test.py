@@ -214,6 +214,11 @@ class Facts(unittest.TestCase):
         cut = work / "cut.pt"
         cut.write_bytes(whole[:len(whole) // 2])
         ask("scan", "scan", cut)
+        lacking = work / "lacking"
+        shutil.copytree(Case.golden / "variants/c2_multi", lacking)
+        (lacking / "__0_0.distcp").unlink()
+        for verb in ("ls", "stat", "verify"):
+            ask(verb, verb, lacking)
         ask("failure", "ls", work / "none")
         for command, rules in schema().items():
             self.assertIn(command, seen)

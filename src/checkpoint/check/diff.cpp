@@ -377,6 +377,8 @@ std::string_view to_string(Difference::Kind kind) noexcept {
 
 std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
                              const ProgressHook& progress) {
+  a.require_files();
+  b.require_files();
   return Diff(a, b, progress).run();
 }
 

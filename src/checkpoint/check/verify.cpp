@@ -16,6 +16,7 @@
 #include "checkpoint/check/saved_state.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
@@ -23,6 +24,7 @@
 #include "checkpoint/open/rank_files.h"
 #include "checkpoint/read/guard.h"
 #include "checkpoint/read/meter.h"
+#include "checkpoint/read/missing.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/side_file.h"
 #include "checkpoint/read/storage_checks.h"
@@ -34,6 +36,7 @@
 #include "tessera/verify.h"
 #include "value/children.h"
 #include "value/inner_tensors.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -235,11 +238,29 @@ Checked check_rank_file(const Checkpoint& checkpoint, const ObjectInfo& file, co
   return all;
 }
 
+// One for each missing file that leaves lie in. These are taken away: there is nothing to check.
+std::vector<Finding> take_missing(Checkpoint& checkpoint) {
+  std::map<std::string, Named> lost;
+  std::erase_if(checkpoint.leaves, [&lost](const Leaf& leaf) {
+    const std::vector<std::string> files = missing_files(leaf.value);
+    for (const std::string& file : files) lost[file].add(printable(leaf.name, 200));
+    return !files.empty();
+  });
+  std::vector<Finding> findings;
+  for (const auto& [file, names] : lost) {
+    findings.emplace_back(
+        Error(ErrorCode::incomplete, "the file is missing, and with it " + names.text())
+            .at_path(checkpoint.store->name() + "/" + file));
+  }
+  return findings;
+}
+
 // Indices of sets whose total is not that of their tensors.
 std::vector<Finding> faults_of_indices(const Checkpoint& checkpoint) {
   std::vector<Finding> faults;
   for (const ObjectInfo& file : checkpoint.files) {
     if (!safetensors::is_index(file.name)) continue;
+    if (lacks_files(checkpoint)) continue;  // nobody knows the bytes of what is missing
     const safetensors::Index index = read_set_index(*checkpoint.store, file.name);
     if (auto fault = index_total_fault(index, checkpoint.leaves))
       faults.emplace_back(Error(ErrorCode::corrupt, std::move(*fault)).at_path(file.name));
@@ -405,6 +426,20 @@ std::string_view to_string(CheckedBy by) noexcept {
   return kNames[static_cast<std::size_t>(by)];
 }
 
+namespace {
+
+VerifyReport verify_what_is_there(const SavedState& saved, const Checkpoint& checkpoint,
+                                  const VerifyOptions& options) {
+  if (!lacks_files(checkpoint)) return verify_with(saved, checkpoint, options);
+  Checkpoint there = checkpoint;
+  std::vector<Finding> findings = take_missing(there);
+  VerifyReport report = verify_with(saved, there, options);
+  report.findings.insert(report.findings.begin(), findings.begin(), findings.end());
+  return report;
+}
+
+}  // namespace
+
 const Error* VerifyReport::obstacle() const noexcept {
   if (findings.empty()) return nullptr;
   // Parts that a checkpoint lacks are `incomplete`.
@@ -420,9 +455,10 @@ VerifyReport verify(const Location& where, const VerifyOptions& options) {
   (void)directory_store(where);  // a URL of no store is a mistake, no finding
   try {
     // What belongs to no state dict is checked, too.
-    const Checkpoint checkpoint = open_as_pickled(where, {});
+    const Checkpoint checkpoint = open_as_pickled(where, options.open);
     const bool is_state = options.read_data && is_olmo_kind(checkpoint.kind);
-    return verify_with(is_state ? saved_state_of(checkpoint) : SavedState(), checkpoint, options);
+    return verify_what_is_there(is_state ? saved_state_of(checkpoint) : SavedState(), checkpoint,
+                                options);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::cancelled) throw;
     VerifyReport report;
@@ -432,7 +468,7 @@ VerifyReport verify(const Location& where, const VerifyOptions& options) {
 }
 
 VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) {
-  return verify_with({}, checkpoint, options);
+  return verify_what_is_there({}, checkpoint, options);
 }
 
 namespace {

@@ -137,6 +137,10 @@ void write_head(MessageWriter& message, const CatalogHead& head) {
   message.text(head.version).text(head.save_id).text(head.types);
   message.count(head.warnings.size());
   for (const std::string& warning : head.warnings) message.text(warning);
+  for (const auto* names : {&head.missing, &head.idle}) {
+    message.count(names->size());
+    for (const std::string& name : *names) message.text(name);
+  }
   message.number(static_cast<std::int32_t>(head.world_size)).number(head.metadata_end);
   write_files(message, head.metadata);
   message.count(head.digests.size());
@@ -153,6 +157,10 @@ CatalogHead read_head(MessageReader& message) {
   head.types = message.text();
   head.warnings.resize(message.count());
   for (std::string& warning : head.warnings) warning = message.text();
+  for (auto* names : {&head.missing, &head.idle}) {
+    names->resize(message.count());
+    for (std::string& name : *names) name = message.text();
+  }
   head.world_size = message.number<std::int32_t>();
   head.metadata_end = message.number<std::uint64_t>();
   head.metadata = read_files(message);
@@ -188,8 +196,8 @@ dcp::EntryHead read_entry_head(MessageReader& message) {
 
 void write_file(MessageWriter& message, const CatalogFile& file) {
   message.text(file.info.name).count(file.info.size).text(file.info.version);
-  message.count(file.digests ? 1 : 0);
-  if (file.digests) write_digests(message, *file.digests);
+  message.count(file.is_missing ? 2 : file.digests ? 1 : 0);
+  if (file.digests && !file.is_missing) write_digests(message, *file.digests);
 }
 
 CatalogFile read_file(MessageReader& message) {
@@ -197,7 +205,9 @@ CatalogFile read_file(MessageReader& message) {
   file.info.name = message.text();
   file.info.size = message.count();
   file.info.version = message.text();
-  if (message.count() == 1) file.digests = read_digests(message);
+  const std::uint64_t more = message.count();
+  if (more == 1) file.digests = read_digests(message);
+  file.is_missing = more == 2;
   return file;
 }
 

@@ -44,6 +44,7 @@ struct ItemRange {
 struct CatalogFile {
   ObjectInfo info;
   std::optional<FileDigests> digests = {};
+  bool is_missing = false;  // `info` has the bytes that its items need
 };
 
 void write_file(MessageWriter& message, const CatalogFile& file);
@@ -54,6 +55,8 @@ struct CatalogHead {
   std::string version;  // of PyTorch's planner
   std::string save_id;
   std::vector<std::string> warnings;
+  std::vector<std::string> missing;  // data files that are named, and not there
+  std::vector<std::string> idle;     // those that are there, and of which nothing is read
   std::string types;                 // of the tree, as the side file has them
   int world_size = 0;                // 0: not known
   std::vector<ObjectInfo> metadata;  // `.metadata`, or those of all ranks

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/numbers.h"
+#include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/read/tail.h"
 #include "checkpoint/read/zstd.h"
@@ -62,21 +63,12 @@ DataFiles::DataFiles(std::shared_ptr<Store> store)
       near_(*store_),
       last_(files_.end()) {}
 
-void DataFiles::refuse_item(const std::string& what, const dcp::ItemView& item,
-                            const std::string& key) const {
-  throw Error(ErrorCode::incomplete, what)
-      .at_path(store_->name() + "/" + std::string(item.path))
-      .at_key(key)
-      .at_offset(item.offset);
-}
-
-void DataFiles::refuse_missing(const dcp::ItemView& item, const std::string& key) const {
+void DataFiles::require_nothing_there(std::string_view path) const {
   try {
-    (void)store_->open(item.path);  // says so when something else has the name
+    (void)store_->open(path);  // says so when something else has the name
   } catch (const Error& error) {
     if (error.code() != ErrorCode::not_found) throw;
   }
-  refuse_item("a data file that .metadata names is missing", item, key);
 }
 
 // Items of one file follow each other, or those of one tensor, whose files follow each other.
@@ -86,28 +78,27 @@ DataFiles::Files::iterator DataFiles::find(std::string_view path) {
   }
   last_ = files_.find(path);
   if (last_ != files_.end()) return last_;
-  if (const ObjectInfo* object = near_.find(path)) {
-    last_ = files_.try_emplace(object->name).first;
-    last_->second.object = object;
-  }
+  const ObjectInfo* object = near_.find(path);
+  if (object == nullptr) require_nothing_there(path);
+  last_ = files_.try_emplace(std::string(path)).first;
+  File& file = last_->second;
+  file.object = object != nullptr ? *object : ObjectInfo{std::string(path)};
+  file.is_missing = object == nullptr;
   return last_;
 }
 
 DataFiles::File& DataFiles::file(const dcp::ItemView& item, const std::string& key, bool apart) {
-  const auto found = find(item.path);
-  if (found == files_.end()) refuse_missing(item, key);
-  File& file = found->second;
+  File& file = find(item.path)->second;
+  file.is_wanted = true;
   const std::uint64_t end = checked_add(item.offset, item.length);
-  if (end > file.object->size) {
-    refuse_item("the data file has " + std::to_string(file.object->size) +
-                    " bytes, an item reaches to " + std::to_string(end),
-                item, key);
-  }
+  if (file.is_missing) file.object.size = std::max(file.object.size, end);
+  if (end > file.object.size && !cut_)
+    cut_ = {&key, item.offset, store_->name() + "/" + file.object.name};
   file.end = std::max(file.end, end);
   ++file.items;
   if (apart) file.extents.push_back({item.offset, end, &key});
   if (!file.source) {
-    file.source = std::make_shared<LazySource>(store_, *file.object, open_);
+    file.source = std::make_shared<LazySource>(store_, file.object, file.is_missing, open_);
     file.number = narrow<std::uint32_t>(numbered_.size());
     numbered_.push_back(&file);
   }
@@ -115,10 +106,51 @@ DataFiles::File& DataFiles::file(const dcp::ItemView& item, const std::string& k
 }
 
 void DataFiles::pass_over(const dcp::ItemView& item) {
-  const auto file = find(item.path);
-  if (file == files_.end()) return;
-  file->second.end = std::max(file->second.end, checked_add(item.offset, item.length));
-  ++file->second.items;
+  File& file = find(item.path)->second;
+  if (file.is_missing) return;
+  file.end = std::max(file.end, checked_add(item.offset, item.length));
+  ++file.items;
+}
+
+bool DataFiles::is_here(const dcp::ItemView& item) {
+  File& file = find(item.path)->second;
+  file.is_wanted = true;
+  return !file.is_missing;
+}
+
+std::vector<std::string> DataFiles::missing() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : files_) {
+    if (file.is_missing && file.is_wanted) names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<std::string> DataFiles::idle() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : files_) {
+    if (!file.is_missing && !file.is_wanted) names.push_back(name);
+  }
+  return names;
+}
+
+void DataFiles::require_long_enough(const dcp::Metadata& metadata) {
+  if (!cut_) return;
+  for (const dcp::Entry& entry : metadata.entries) {
+    if (!entry.is_tensor) pass_over(view_of(entry.item));
+    for (const dcp::Chunk& chunk : entry.chunks) pass_over(view_of(chunk.item));
+  }
+  Named named;
+  for (const auto& [name, file] : files_) {
+    if (file.is_missing || file.end <= file.object.size) continue;
+    named.add(printable(name, 200) + " has " + std::to_string(file.object.size) +
+              " bytes, its items reach to " + std::to_string(file.end) + ": " +
+              std::to_string(file.end - file.object.size) + " are missing");
+  }
+  throw Error(ErrorCode::incomplete, "data files are cut short: " + named.text())
+      .at_path(cut_->path)
+      .at_key(*cut_->key)
+      .at_offset(cut_->offset);
 }
 
 void DataFiles::require_apart() {
@@ -170,6 +202,8 @@ ItemRange DataFiles::chunk(const dcp::Entry& entry, std::size_t number) {
   const bool plain = is_raw_chunk(entry, number);
   File& holder = file(item, entry.name, !plain);
   if (!plain) return {holder.number, item.offset, item.length, encoding_of(item)};
+  if (holder.is_missing || is_cut())
+    return {holder.number, item.offset, item.length, Encoding::raw};
   const Body& inside = body(item, holder.source);
   const safetensors::Entry& found = entry_of(inside, entry, number, *holder.source);
   holder.end = holder.source->size();
@@ -189,10 +223,10 @@ Value read_value(std::shared_ptr<const ByteSource> file, const ItemRange& place)
   return torch_file::read(std::move(bytes));
 }
 
-std::vector<ObjectInfo> DataFiles::used() const {
-  std::vector<ObjectInfo> files(numbered_.size());
+std::vector<CatalogFile> DataFiles::used() const {
+  std::vector<CatalogFile> files(numbered_.size());
   for (const auto& [name, file] : files_) {
-    if (file.source) files[file.number] = *file.object;
+    if (file.source) files[file.number] = {file.object, std::nullopt, file.is_missing};
   }
   return files;
 }
@@ -200,8 +234,8 @@ std::vector<ObjectInfo> DataFiles::used() const {
 std::vector<std::string> DataFiles::warnings() const {
   std::vector<std::string> warnings;
   for (const auto& [name, file] : files_) {
-    if (!file.source || file.end >= file.object->size) continue;
-    const std::uint64_t behind = file.object->size - file.end;
+    if (!file.source || file.end >= file.object.size) continue;
+    const std::uint64_t behind = file.object.size - file.end;
     if (is_attempt_name(name) && behind == tail_size(file.end, file.items)) continue;
     warnings.push_back(printable(name) + " has " + std::to_string(behind) +
                        " bytes after its last item");

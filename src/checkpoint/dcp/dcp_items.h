@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,13 +36,23 @@ class DataFiles {
  public:
   explicit DataFiles(std::shared_ptr<Store> store);
 
-  // The place of a chunk's bytes. Throws `incomplete` when the file is missing or ends before the
-  // item does, `io` when something else than a file has its name, `unsupported` for an unknown
-  // transform, and for chunks in the safetensors format `corrupt` when the file's own header says
-  // something else.
+  // The place of a chunk's bytes. Throws `io` when something else than a file has its name,
+  // `unsupported` for an unknown transform, and for chunks in the safetensors format `corrupt` when
+  // the file's own header says something else. A file that is missing, or a cut one, is not looked
+  // into.
   [[nodiscard]] ItemRange chunk(const dcp::Entry& entry, std::size_t number);
   // The place of a bytes item.
   [[nodiscard]] ItemRange item(const dcp::Entry& entry);
+  // Whether the item's file is there.
+  [[nodiscard]] bool is_here(const dcp::ItemView& item);
+  // The names of missing files that somebody has asked for.
+  [[nodiscard]] std::vector<std::string> missing() const;
+  // The names of files of which nothing was asked for, but that was passed over.
+  [[nodiscard]] std::vector<std::string> idle() const;
+  // Whether a file has ended before an item that was asked for.
+  [[nodiscard]] bool is_cut() const { return cut_.has_value(); }
+  // Throws `incomplete` for files that end before an item of theirs does, naming each.
+  void require_long_enough(const dcp::Metadata& metadata);
   // Throws `corrupt` when two of the items that were asked for lie on the same bytes: every item is
   // an archive of its own. Those in the safetensors format share one file, whose header is checked.
   void require_apart();
@@ -51,8 +62,8 @@ class DataFiles {
   [[nodiscard]] std::shared_ptr<const ByteSource> source(std::uint32_t number) const {
     return numbered_[number]->source;
   }
-  // The files that were asked for, by number.
-  [[nodiscard]] std::vector<ObjectInfo> used() const;
+  // The files that were asked for, by number, without their digests.
+  [[nodiscard]] std::vector<CatalogFile> used() const;
   // Files that go on after their last item, by more than the tail that we write.
   [[nodiscard]] std::vector<std::string> warnings() const;
 
@@ -69,14 +80,22 @@ class DataFiles {
     const std::string* key = nullptr;  // the entry's name
   };
   struct File {
-    const ObjectInfo* object = nullptr;  // in near_, as listed
-    std::uint64_t end = 0;               // of the last item
-    std::uint64_t items = 0;             // that were asked for or passed over
+    ObjectInfo object = {};  // as listed, or what is needed of a missing one
+    bool is_missing = false;
+    bool is_wanted = false;   // somebody asked for it
+    std::uint64_t end = 0;    // of the last item
+    std::uint64_t items = 0;  // that were asked for or passed over
     std::uint32_t number = 0;
     std::vector<Extent> extents;
     std::shared_ptr<const ByteSource> source;  // null: nobody asked for it
   };
   using Files = std::map<std::string, File, std::less<>>;  // by name
+  // The first item that a file ends before.
+  struct Cut {
+    const std::string* key = nullptr;
+    std::uint64_t offset = 0;
+    std::string path = {};  // of the file
+  };
 
   Files::iterator find(std::string_view path);
   // `apart`: nothing else lies on the item's bytes.
@@ -85,10 +104,8 @@ class DataFiles {
   // What a body has of the chunk, which `.metadata` must say too.
   static const safetensors::Entry& entry_of(const Body& body, const dcp::Entry& entry,
                                             std::size_t number, const ByteSource& source);
-  [[noreturn]] void refuse_item(const std::string& what, const dcp::ItemView& item,
-                                const std::string& key) const;
-  // The store does not list the item's file.
-  [[noreturn]] void refuse_missing(const dcp::ItemView& item, const std::string& key) const;
+  // Throws when something else than a file has the name that the store does not list.
+  void require_nothing_there(std::string_view path) const;
 
   std::shared_ptr<Store> store_;
   std::shared_ptr<OpenFiles> open_;
@@ -97,6 +114,7 @@ class DataFiles {
   Files::iterator last_;  // that was found last, or the end
   std::vector<File*> numbered_;
   std::map<std::pair<std::string, std::uint64_t>, Body> bodies_;
+  std::optional<Cut> cut_;
 };
 
 // Bytes of a value that is decompressed; more are `limit`. Its tensors' bytes stay in memory.

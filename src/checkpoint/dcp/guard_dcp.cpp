@@ -78,7 +78,7 @@ DcpGuard guard_by_side_file(std::shared_ptr<Store> store, const dcp::Metadata& m
         .at_path(store->name() + "/" + wanted);
   }
   forget_needless(side_file.files, objects, metadata);
-  require_sizes(side_file.files, objects, *store);
+  require_sizes(side_file.files, objects, *store, true);
   const auto digests = std::make_shared<DigestsByName>(std::move(side_file.files));
   DcpGuard guard{guarded_store(std::move(store), digests), digests, std::move(side_file.types)};
   (void)read_all(*guard.store->open(kDcpMetadata), kMetadataLimit);

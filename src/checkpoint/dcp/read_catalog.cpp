@@ -10,6 +10,7 @@
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/read/json_writer.h"
+#include "checkpoint/read/missing.h"
 #include "format/pickle/pickle.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
@@ -111,10 +112,10 @@ std::map<std::string, Shape> sharding_offsets(const std::map<std::string, std::s
 namespace {
 
 // The number of ranks, from file names; 0 when the names say nothing.
-int world_size_of(const std::vector<ObjectInfo>& files) {
+int world_size_of(const std::vector<CatalogFile>& files) {
   int last = -1;
-  for (const ObjectInfo& file : files)
-    last = std::max(last, rank_of_data_file(file.name).value_or(-1));
+  for (const CatalogFile& file : files)
+    last = std::max(last, rank_of_data_file(file.info.name).value_or(-1));
   return last + 1;
 }
 
@@ -229,6 +230,7 @@ void add_tensor(const dcp::Entry& entry, DataFiles& files, CatalogWriter& catalo
 // Tensors inside of a value are views of their item's file.
 void add_value(const dcp::Entry& entry, DataFiles& files, CatalogWriter& catalog) {
   const ItemRange place = files.item(entry);
+  if (!files.is_here(view_of(entry.item)) || files.is_cut()) return catalog.add_item(entry, place);
   const Value value = read_value(files.source(place.file), place);
   if (value.is(Value::Kind::tensor) || !inner_tensors(value).empty()) {
     catalog.add_item(entry, place);
@@ -260,16 +262,35 @@ void prove(const dcp::Metadata& metadata, DataFiles& files, const std::string& p
 }
 
 // Takes the digests of these files out of `digests`.
-std::vector<CatalogFile> with_digests(const std::vector<ObjectInfo>& files,
-                                      DigestsByName& digests) {
-  std::vector<CatalogFile> found;
-  found.reserve(files.size());
-  for (const ObjectInfo& file : files) {
-    found.push_back({file});
-    if (auto of_file = digests.extract(file.name))
-      found.back().digests = std::move(of_file.mapped());
+void add_digests(std::vector<CatalogFile>& files, DigestsByName& digests) {
+  for (CatalogFile& file : files) {
+    if (auto of_file = digests.extract(file.info.name)) file.digests = std::move(of_file.mapped());
   }
-  return found;
+}
+
+// Whether all bytes of the entry that count lie in files that are there.
+bool is_here(const dcp::Entry& entry, DataFiles& files) {
+  if (!entry.is_tensor) return files.is_here(view_of(entry.item));
+  return std::ranges::all_of(needed_chunks(entry), [&](std::size_t chunk) {
+    return files.is_here(entry.chunks.item(chunk));
+  });
+}
+
+// Puts the entries into the catalog, and answers the names of those that are left out.
+std::vector<std::string> add_entries(const dcp::Metadata& metadata, bool partial, DataFiles& files,
+                                     CatalogWriter& catalog) {
+  std::vector<std::string> left;
+  for_each_entry(metadata, [&](const dcp::Entry& entry) {
+    if (partial && !is_here(entry, files)) {
+      left.push_back(entry.name);
+    } else if (entry.is_tensor) {
+      add_tensor(entry, files, catalog);
+    } else {
+      add_value(entry, files, catalog);
+    }
+  });
+  files.require_long_enough(metadata);
+  return left;
 }
 
 // What looks like damage may be the work of saves that have replaced the checkpoint meanwhile
@@ -288,7 +309,7 @@ void require_not_replaced(const Store& store, const CatalogHead& head) {
 
 // `head` has what the metadata files say; the rest is found here.
 Bytes catalog_of(const dcp::Metadata& metadata, bool merged, std::shared_ptr<Store> store,
-                 CatalogHead head) {
+                 CatalogHead head, bool partial) {
   if (!merged) {
     if (store->exists(rank_metadata(0)))
       head.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
@@ -299,15 +320,13 @@ Bytes catalog_of(const dcp::Metadata& metadata, bool merged, std::shared_ptr<Sto
   }
   DataFiles files(store);
   CatalogWriter catalog;
-  for_each_entry(metadata, [&](const dcp::Entry& entry) {
-    if (entry.is_tensor) {
-      add_tensor(entry, files, catalog);
-    } else {
-      add_value(entry, files, catalog);
-    }
-  });
+  const std::vector<std::string> left = add_entries(metadata, partial, files, catalog);
   prove(metadata, files, store->name());
-  const std::vector<ObjectInfo> used = files.used();
+  std::vector<CatalogFile> used = files.used();
+  head.missing = files.missing();
+  head.idle = files.idle();
+  if (auto warning = warning_of_missing(head.missing, left))
+    head.warnings.push_back(*std::move(warning));
   if (merged) {
     // The replicas of higher ranks are not read: their files go on.
     head.world_size = static_cast<int>(head.metadata.size());
@@ -315,8 +334,8 @@ Bytes catalog_of(const dcp::Metadata& metadata, bool merged, std::shared_ptr<Sto
     head.world_size = world_size_of(used);
     for (std::string& warning : files.warnings()) head.warnings.push_back(std::move(warning));
   }
-  const std::vector<CatalogFile> found = with_digests(used, head.digests);
-  return catalog.finish(head, found);
+  add_digests(used, head.digests);
+  return catalog.finish(head, used);
 }
 
 }  // namespace
@@ -325,7 +344,7 @@ bool is_needless(std::span<const std::int64_t> sizes, const Shape& shape, bool f
   return std::ranges::count(sizes, 0) > 0 && (numel(shape) > 0 || !first);
 }
 
-Bytes read_catalog(const std::shared_ptr<Store>& store) {
+Bytes read_catalog(const std::shared_ptr<Store>& store, bool partial) {
   FoundMetadata found = find_metadata(*store);
   CatalogHead head;
   head.version = found.metadata.version;
@@ -334,7 +353,7 @@ Bytes read_catalog(const std::shared_ptr<Store>& store) {
   head.metadata = std::move(found.files);
   head.metadata_end = found.end;
   try {
-    return catalog_of(found.metadata, found.merged, store, head);
+    return catalog_of(found.metadata, found.merged, store, head, partial);
   } catch (const Error&) {
     require_not_replaced(*store, head);
     throw;

@@ -50,7 +50,8 @@ inline constexpr const char* kShardingKey = "DCP_SHARDING_INFO";  // of `__metad
 
 // Throws what Checkpoint::open throws for a DCP directory: every chunk lies in its file and on
 // bytes of its own, and the chunks of each tensor have every element once (checkpoint-rows P-14).
-[[nodiscard]] Bytes read_catalog(const std::shared_ptr<Store>& store);
+// `partial`: entries are left out whose bytes lie in missing files.
+[[nodiscard]] Bytes read_catalog(const std::shared_ptr<Store>& store, bool partial = false);
 
 // Whether a chunk of these sizes gives a tensor nothing: ranks without data leave empty ones
 // (checkpoint-rows P-18). An empty tensor keeps its first. `first`: the tensor has no chunk so far.

@@ -3,6 +3,7 @@
 // persistent id, which tells its number, its attributes, and a record of the rest.
 #include "checkpoint/load/catalog_of.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,7 +15,9 @@
 
 #include "checkpoint/dcp/catalog.h"
 #include "checkpoint/dcp/dcp_items.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/read/guard.h"
+#include "checkpoint/read/missing.h"
 #include "comm/message.h"
 #include "format/pickle/pickle.h"
 #include "io/checked_source.h"
@@ -64,7 +67,7 @@ class CheckpointWriter {
     Value values = Value::list();
     for (const Leaf& leaf : checkpoint_.leaves) {
       add(leaf, leaves);
-      values.items().push_back(leaf.value);
+      values.items().push_back(written(leaf.value));
     }
     pickle::WriteOptions options;
     options.protocol = 4;
@@ -82,6 +85,15 @@ class CheckpointWriter {
   }
 
  private:
+  // Who is told elements cannot find out that they lie in a missing file.
+  [[nodiscard]] Value written(const Value& value) const {
+    const LazySource* const missing =
+        !places_ && lacks_files(checkpoint_) ? missing_file(value) : nullptr;
+    if (missing == nullptr) return value;
+    return missing_value(
+        std::make_shared<LazySource>(checkpoint_.store, missing->object(), true, nullptr));
+  }
+
   void write_head(MessageWriter& message) const {
     const Checkpoint& from = checkpoint_;
     const bool below = from.store && from.path.starts_with(from.store->name());
@@ -90,6 +102,9 @@ class CheckpointWriter {
     message.count(from.warnings.size());
     for (const std::string& warning : from.warnings) message.text(warning);
     message.count(from.has_types ? 1 : 0).count(places_ ? 1 : 0);
+    message.count(from.remarks.size());
+    for (const FileRow& row : from.remarks)
+      message.text(row.name).number(row.state).text(row.reason).count(row.size);
   }
 
   void add(const Leaf& leaf, MessageWriter& message) {
@@ -120,8 +135,9 @@ class CheckpointWriter {
          {tensor.requires_grad, tensor.parameter, tensor.sharded, tensor.bare_storage})
       record.count(flag ? 1 : 0);
     write_shape(record, tensor.shape);
-    record.count(places_ ? tensor.pieces.size() : 0);
-    if (places_) {
+    const bool has_places = places_ || std::ranges::any_of(tensor.pieces, is_missing);
+    record.count(has_places ? tensor.pieces.size() : 0);
+    if (has_places) {
       for (const Piece& piece : tensor.pieces) add(piece, record);
     }
     const auto number = tensors_.try_emplace(node.identity(), tensors_.size()).first->second;
@@ -156,6 +172,7 @@ class CheckpointWriter {
       return at->second;
     }
     CatalogFile found{{file->name().substr(directory.size()), file->size()}};
+    found.is_missing = file->is_missing();
     if (checked != nullptr) {
       found.digests = FileDigests{file->size(), checked->digests(), checked->origin()};
     } else if (const FileDigests* digests = digests_of(*file, found.info.name)) {
@@ -225,13 +242,21 @@ class CheckpointReader {
     for (std::string& warning : made.warnings) warning = message_.text();
     made.has_types = message_.count() == 1;
     places_ = message_.count() == 1;
+    made.remarks.resize(message_.count());
+    for (FileRow& row : made.remarks) {
+      row.name = message_.text();
+      row.state = message_.number<FileState>();
+      row.reason = message_.text();
+      row.size = message_.count();
+    }
     made.store = at_.store;
     return made;
   }
 
   void read_files() {
     const auto digests = std::make_shared<DigestsByName>();
-    const auto store = at_.store ? guarded_store(at_.store, digests) : nullptr;
+    // Who is told hears only of files that are missing.
+    const auto store = guarded_store(at_.store ? at_.store : memory_store(at_.path), digests);
     const auto open = std::make_shared<OpenFiles>();
     for (auto count = message_.count(); count > 0; --count) {
       CatalogFile file = read_file(message_);
@@ -242,7 +267,8 @@ class CheckpointReader {
         continue;
       }
       if (file.digests) digests->emplace(file.info.name, *std::move(file.digests));
-      sources_.push_back(std::make_shared<LazySource>(store, std::move(file.info), open));
+      sources_.push_back(
+          std::make_shared<LazySource>(store, std::move(file.info), file.is_missing, open));
     }
   }
 

@@ -340,6 +340,7 @@ Value Checkpoint::load(const LoadOptions& options) const {
     log.phase("plan", [&] {
       require_going_on(options.stop);
       require_threads(options.threads);
+      require_files();
       FreshMemory fresh(leaves, options.map);
       tree = fresh.of(shared_tree(*this));
       fillings = fresh.take();

@@ -12,9 +12,12 @@
 #include "base/numbers.h"
 #include "checkpoint/load/fill.h"
 #include "checkpoint/load/own_files.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/tree.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/memory.h"
+#include "checkpoint/read/missing.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 #include "value/render.h"
 
@@ -262,6 +265,20 @@ std::set<std::string_view> names_of(const std::vector<Leaf>& leaves) {
   return names;
 }
 
+std::vector<Slice> slices_of(const Tensor& tensor) {
+  std::vector<Slice> slices;
+  for (const Piece& piece : tensor.pieces) slices.push_back(piece.slice);
+  return slices;
+}
+
+// Throws `incomplete` where a piece that lies in a missing file has any of the wanted elements.
+void require_parts(const Tensor& want, const Tensor& have) {
+  const std::vector<Slice> from = slices_of(have), to = slices_of(want);
+  for (const Copy& copy : plan_copies(have.shape, from, to)) {
+    if (is_missing(have.pieces[copy.from])) throw missing_file(Value(have))->missing();
+  }
+}
+
 // The leaves of the tree by the rule that fits the checkpoint: files from before torch 2.4 keep
 // containers without tensors in one item (checkpoint-rows P-11).
 std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint,
@@ -293,6 +310,7 @@ class Planner {
       : source_(source),
         checkpoint_(source.checkpoint()),
         options_(options),
+        lacks_files_(lacks_files(checkpoint_)),
         fresh_(checkpoint_.leaves, false),
         taken_(checkpoint_.leaves.size(), false) {}
 
@@ -306,8 +324,10 @@ class Planner {
     }
     const auto leaf = static_cast<std::size_t>(found - checkpoint_.leaves.data());
     taken_[leaf] = true;
+    if (lacks_files_ && is_missing_value(found->value)) require_here(*found);
     if (!wanted.value.is(Value::Kind::tensor)) {
       source_.want(leaf);
+      if (lacks_files_) require_here(*found);
       plan_.values.emplace_back(wanted.path, fresh_.of(found->value));
       return;
     }
@@ -318,6 +338,7 @@ class Planner {
     } else {
       if (source_.is_own()) require_held(tensor, found->value.as_tensor());
       source_.want(leaf, tensor);
+      if (lacks_files_) require_parts(tensor, found->value.as_tensor());
       plan_.fillings.push_back({wanted.name, wanted.value, found->value});
     }
   }
@@ -343,7 +364,10 @@ class Planner {
     std::vector<Leaf> below;
     for (const std::size_t i : leaves_below(checkpoint_, wanted.path)) {
       taken_[i] = true;
+      if (lacks_files_ && is_missing_value(checkpoint_.leaves[i].value))
+        require_here(checkpoint_.leaves[i]);
       source_.want(i);
+      if (lacks_files_) require_here(checkpoint_.leaves[i]);
       below.push_back(part_of(checkpoint_.leaves[i], wanted.path.size()));
       below.back().value = fresh_.of(below.back().value);
     }
@@ -355,6 +379,7 @@ class Planner {
   LoadSource& source_;
   const Checkpoint& checkpoint_;
   const LoadOptions& options_;
+  const bool lacks_files_;
   FreshMemory fresh_;
   std::vector<bool> taken_;
   LoadPlan plan_;

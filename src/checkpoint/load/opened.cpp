@@ -17,6 +17,8 @@
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/load/catalog_of.h"
 #include "checkpoint/load/own_files.h"
+#include "checkpoint/open/directory.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "checkpoint/read/side_file.h"
@@ -180,8 +182,8 @@ constexpr const char* kOperation = "opening a checkpoint";
 // Whose catalog rank 0 has for the others; it says so in front of that.
 enum class Opening : std::uint8_t { dcp, other };
 
-Checkpoint opened_at(const Place& place) {
-  Checkpoint checkpoint = open_checkpoint(place, {});
+Checkpoint opened_at(const Place& place, const OpenOptions& options) {
+  Checkpoint checkpoint = open_checkpoint(place, options);
   index_names(checkpoint);
   return checkpoint;
 }
@@ -333,10 +335,17 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
   };
   const auto open = [&] {
     const Place place = place_of(where);
-    if (!is_told && is_dcp_directory(place))
-      return MessageWriter().number(Opening::dcp).rest(read_catalog(place.store)).take();
+    if (!is_told && is_dcp_directory(place)) {
+      require_known_faults(options.open);
+      require_presence_used(options.open, CheckpointKind::dcp, place.store->name());
+      return MessageWriter()
+          .number(Opening::dcp)
+          .rest(read_catalog(place.store, options.open.partial))
+          .take();
+    }
     const std::uint64_t mark = is_told || place.object ? 0 : save_mark_of(*place.store);
-    own = std::make_unique<Checkpoint>(opened_at(place));
+    own = std::make_unique<Checkpoint>(opened_at(place, options.open));
+    require_used(options.open, *own);
     const Bytes catalog = is_told || group.size() > 1 ? catalog_of(*own, !is_told) : Bytes();
     return MessageWriter().number(Opening::other).number(mark).rest(catalog).take();
   };

@@ -1,10 +1,14 @@
 #include "checkpoint/open/indexed_set.h"
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_set>
 
 #include "base/text.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/set_choice.h"
+#include "checkpoint/read/missing.h"
 #include "storage/lazy_source.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
@@ -17,14 +21,18 @@ namespace {
 constexpr std::string_view kIndexEnd = ".index.json";
 
 // Takes away the tensors that the index names.
-void strike_out(const safetensors::Index& index, Holders& holders, const Checkpoint& checkpoint) {
+void strike_out(const safetensors::Index& index, const IndexedFiles& files, Holders& holders,
+                const Checkpoint& checkpoint) {
   for (const auto& [name, file] : index.files) {
+    if (files.missing.contains(file)) continue;
     const auto holder = holders.find(name);
     if (holder != holders.end() && holder->second == file) {
       holders.erase(holder);
       continue;
     }
-    throw Error(ErrorCode::incomplete, "the index says that the tensor is in this file")
+    throw Error(ErrorCode::incomplete,
+                "the index says that the tensor is in this file; --ignore-index reads what the "
+                "files say")
         .at_path(checkpoint.path + "/" + file)
         .at_key(name);
   }
@@ -82,47 +90,108 @@ safetensors::Index read_set_index(const Store& store, const std::string& name) {
   }
 }
 
-FileByName files_in(const safetensors::Index& index, const std::vector<ObjectInfo>& present,
-                    const Store& store) {
-  FileByName named;
+IndexedFiles files_in(const safetensors::Index& index, const std::vector<ObjectInfo>& present,
+                      const Store& store, const std::function<std::string()>& advice) {
+  IndexedFiles files;
   NearObjects objects(store, present);
   for (const auto& [tensor, name] : index.files) {
-    const ObjectInfo* file = objects.find(name);
-    if (file == nullptr) {
-      throw Error(ErrorCode::incomplete, "a file that the index names is missing")
-          .at_path(store.name() + "/" + name)
-          .at_key(tensor);
+    if (const ObjectInfo* file = objects.find(name)) {
+      files.here.emplace(name, *file);
+    } else {
+      files.missing.insert(name);
     }
-    named.emplace(name, *file);
   }
-  return named;
+  if (!files.here.empty() || files.missing.empty()) return files;
+  const auto& [tensor, name] = *index.files.begin();
+  const std::size_t count = files.missing.size();
+  throw Error(ErrorCode::incomplete, (count == 1 ? "the file that the index names is missing"
+                                                 : "all " + std::to_string(count) +
+                                                       " files that the index names are missing") +
+                                         advice())
+      .at_path(store.name() + "/" + name)
+      .at_key(tensor);
 }
 
-void check_against(const safetensors::Index& index, Holders holders, Checkpoint& checkpoint) {
-  strike_out(index, holders, checkpoint);
-  for (const auto& [name, file] : holders) {
-    checkpoint.warnings.push_back("the index does not name a tensor that the files have: " +
-                                  printable(name));
+bool is_superseded(const safetensors::Index& index, const std::string& tensor,
+                   const std::string& file) {
+  const auto found = index.files.find(tensor);
+  return found != index.files.end() && found->second != file;
+}
+
+void remark_superseded(const Superseded& superseded, Checkpoint& checkpoint) {
+  std::vector<FileRow> rows;
+  for (const auto& [file, tensors] : superseded) {
+    Named named;
+    for (const std::string& tensor : tensors) named.add(printable(tensor, 200));
+    rows.push_back({file, FileState::used, "superseded, by what the index says: " + named.text()});
   }
+  remark(std::move(rows), checkpoint);
+}
+
+void add_missing(const safetensors::Index& index, const IndexedFiles& files,
+                 const std::shared_ptr<const Store>& store, Checkpoint& checkpoint) {
+  if (files.missing.empty()) return;
+  std::map<std::string, std::shared_ptr<const LazySource>> sources;
+  for (const std::string& name : files.missing) {
+    checkpoint.remarks.push_back(missing_row(name));
+    sources[name] = std::make_shared<LazySource>(store, ObjectInfo{name, 1}, true, nullptr);
+  }
+  std::set<std::string_view> known;
+  for (const Leaf& leaf : checkpoint.leaves) known.insert(leaf.name);
+  std::vector<Leaf> leaves;
+  for (const auto& [tensor, name] : index.files) {
+    if (!files.missing.contains(name) || known.contains(tensor)) continue;
+    leaves.push_back({tensor, Path{tensor}, missing_value(sources[name])});
+  }
+  std::ranges::move(leaves, std::back_inserter(checkpoint.leaves));
+}
+
+void settle_missing(bool partial, Checkpoint& checkpoint) {
+  std::vector<std::string> files, left;
+  for (const FileRow& row : checkpoint.remarks) {
+    if (row.state == FileState::missing) files.push_back(row.name);
+  }
+  if (files.empty()) return;
+  if (partial) {
+    std::erase_if(checkpoint.leaves, [&left](const Leaf& leaf) {
+      if (missing_file(leaf.value) == nullptr) return false;
+      left.push_back(leaf.name);
+      return true;
+    });
+  }
+  if (auto warning = warning_of_missing(files, left))
+    checkpoint.warnings.push_back(*std::move(warning));
+}
+
+void check_against(const safetensors::Index& index, const IndexedFiles& files, Holders holders,
+                   Checkpoint& checkpoint) {
+  strike_out(index, files, holders, checkpoint);
+  Named named;
+  for (const auto& [name, file] : holders) named.add(printable(name));
+  if (named.count() > 0) {
+    checkpoint.warnings.push_back("the index does not name a tensor that the files have: " +
+                                  named.text());
+  }
+  if (!files.missing.empty()) return;  // nobody knows how many bytes their tensors have
   if (const auto wrong = index_total_fault(index, checkpoint.leaves)) {
     checkpoint.warnings.push_back(*wrong);
   }
 }
 
 void add_index(const std::string& name, const std::vector<ObjectInfo>& present,
-               const FileByName& named, const SetNames& names, Checkpoint& checkpoint) {
+               const IndexedFiles& named, const SetNames& names, Checkpoint& checkpoint) {
   const auto own = std::ranges::find(present, name, &ObjectInfo::name);
   if (own == present.end()) {
     throw Error(ErrorCode::not_found, "the index is not in its directory").at_path(checkpoint.path);
   }
   checkpoint.files.insert(checkpoint.files.begin(), *own);
-  const auto passed_over = std::ranges::count_if(present, [&](const ObjectInfo& file) {
-    return file.name.ends_with(names.suffix) && !named.contains(file.name);
-  });
-  if (passed_over == 0) return;
-  checkpoint.warnings.push_back(std::to_string(passed_over) + " " +
-                                std::string(names.suffix.substr(1)) +
-                                " files are not in the index and passed over");
+  std::vector<FileRow> rows;
+  for (const ObjectInfo& file : present) {
+    if (file.name.ends_with(names.suffix) && !named.here.contains(file.name))
+      rows.push_back(
+          {file.name, FileState::not_part, "not in the index and passed over", file.size});
+  }
+  remark(std::move(rows), checkpoint);
 }
 
 // PyTorch's files keep what is shared once, and huggingface counts it once.
@@ -140,22 +209,40 @@ std::optional<std::string> index_total_fault(const safetensors::Index& index,
 
 namespace {
 
-// The pairs and holders of one file are added. What is no tensor is in one file at most, too.
+// What the files of a set have together.
+struct Pairs {
+  std::vector<Value::Pair> all;
+  Holders holders;
+  Superseded superseded;
+};
+
+// The pairs and holders of one file are added, without what the index has elsewhere. What is no
+// tensor is in one file at most, too.
 void add_pairs(const Value& tree, const std::string& file, const std::string& path,
-               std::vector<Value::Pair>& pairs, Holders& holders) {
+               const safetensors::Index& index, Pairs& pairs) {
   if (!tree.is(Value::Kind::dict)) {
     throw Error(ErrorCode::mismatch,
                 "a file of a set holds " + std::string(describe(tree.kind())) + ", expected a dict")
         .at_path(path);
   }
-  for (const Leaf& leaf : leaves_of(tree)) {
-    const auto [holder, fresh] = holders.emplace(leaf.name, file);
+  std::vector<Value::Pair> kept;
+  for (const Value::Pair& pair : tree.pairs()) {
+    const bool is_elsewhere =
+        pair.first.is(Value::Kind::string) && is_superseded(index, pair.first.as_string(), file);
+    if (is_elsewhere) {
+      pairs.superseded[file].push_back(pair.first.as_string());
+    } else {
+      kept.push_back(pair);
+    }
+  }
+  for (const Leaf& leaf : leaves_of(Value::dict(kept))) {
+    const auto [holder, fresh] = pairs.holders.emplace(leaf.name, file);
     if (fresh) continue;
     throw Error(ErrorCode::corrupt, "the tensor is in " + holder->second + " and in " + file)
         .at_path(path)
         .at_key(leaf.name);
   }
-  pairs.insert(pairs.end(), tree.pairs().begin(), tree.pairs().end());
+  std::ranges::move(kept, std::back_inserter(pairs.all));
 }
 
 // What is no tensor need not be in the index.
@@ -171,27 +258,30 @@ void leave_out_values(const std::vector<Leaf>& leaves, const safetensors::Index&
 Checkpoint open_set(const std::shared_ptr<Store>& store, const std::string& name,
                     const std::vector<ObjectInfo>& present, const OpenOptions& options) {
   const safetensors::Index index = read_set_index(*store, name);
-  const FileByName named = files_in(index, present, *store);
+  const IndexedFiles named = files_in(index, present, *store, [] { return std::string(); });
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::torch_file;
   checkpoint.path = store->name();
-  std::vector<Value::Pair> pairs;
-  Holders holders;
+  Pairs pairs;
   const auto open = std::make_shared<OpenFiles>();
-  for (const auto& [file_name, file] : named) {
+  for (const auto& [file_name, file] : named.here) {
     const std::string path = store->name() + "/" + file_name;
     add_pairs(read_torch_tree(std::make_shared<LazySource>(store, file, open), path, options,
                               checkpoint.warnings),
-              file_name, path, pairs, holders);
+              file_name, path, index, pairs);
     checkpoint.files.push_back(file);
   }
-  checkpoint.root = Value::dict(std::move(pairs));
+  checkpoint.root = Value::dict(std::move(pairs.all));
   checkpoint.leaves = leaves_of(*checkpoint.root);
   checkpoint.has_types = true;
   checkpoint.store = store;
-  leave_out_values(checkpoint.leaves, index, holders);
-  check_against(index, std::move(holders), checkpoint);
+  leave_out_values(checkpoint.leaves, index, pairs.holders);
+  check_against(index, named, std::move(pairs.holders), checkpoint);
+  remark_superseded(pairs.superseded, checkpoint);
   add_index(name, present, named, kTorchSet, checkpoint);
+  add_missing(index, named, store, checkpoint);
+  if (!named.missing.empty() && !options.partial) checkpoint.root.reset();
+  settle_missing(options.partial, checkpoint);
   require_coverage(checkpoint);
   return checkpoint;
 }
@@ -213,18 +303,11 @@ Checkpoint open_torch_index(const std::shared_ptr<Store>& store, const std::stri
 Checkpoint open_torch_directory(const std::shared_ptr<Store>& store,
                                 const std::vector<ObjectInfo>& decided,
                                 const OpenOptions& options) {
-  std::vector<ObjectInfo> files = decided;
-  std::erase_if(files,
-                [](const ObjectInfo& file) { return file.name.find('/') != std::string::npos; });
-  const std::string index = find_index(files, kTorchSet, *store);
-  const std::string single = index.empty() ? std::string(kTorchSet.usual) : single_of(index);
-  const auto lone = std::ranges::find(files, single, &ObjectInfo::name);
-  if (lone == files.end()) return open_set(store, index, files, options);
-  // As huggingface's loaders have it: the one file comes first where both are.
-  Checkpoint checkpoint = open_torch(store, *lone, options);
-  if (!index.empty()) {
-    checkpoint.warnings.push_back(printable(index) + " is passed over for " + printable(single));
-  }
+  SetChoice choice = choose_set(decided, kTorchSet, *store, options);
+  Checkpoint checkpoint = choice.index.empty()
+                              ? open_torch(store, choice.files.at(0), options)
+                              : open_set(store, choice.index, choice.near, options);
+  remark(std::move(choice.remarks), checkpoint);
   return checkpoint;
 }
 

@@ -2,8 +2,11 @@
 // they are, and whether these have what the index says.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +29,14 @@ inline constexpr SetNames kTorchSet{".bin", safetensors::kTorchIndexSuffix, "pyt
                                     "pytorch_model.bin.index.json"};
 
 using FileByName = std::map<std::string, ObjectInfo>;
+// The files that an index names.
+struct IndexedFiles {
+  FileByName here;
+  std::set<std::string> missing;
+};
+// Whether the index has the tensor in another file than this.
+[[nodiscard]] bool is_superseded(const safetensors::Index& index, const std::string& tensor,
+                                 const std::string& file);
 using Holders = std::map<std::string, std::string>;  // tensor -> the file that has it
 
 // The index that speaks for the directory; empty: none. Throws `conflict` for several.
@@ -34,16 +45,32 @@ using Holders = std::map<std::string, std::string>;  // tensor -> the file that 
 // The file that an index is about if it is alone: its name without the end.
 [[nodiscard]] std::string single_of(const std::string& index);
 [[nodiscard]] safetensors::Index read_set_index(const Store& store, const std::string& name);
-// The files that the index names; `present`: what is beside it.
-[[nodiscard]] FileByName files_in(const safetensors::Index& index,
-                                  const std::vector<ObjectInfo>& present, const Store& store);
+// The files that the index names; `present`: what is beside it. Throws `incomplete` when none is
+// there; `advice` is asked for what can be done then.
+[[nodiscard]] IndexedFiles files_in(const safetensors::Index& index,
+                                    const std::vector<ObjectInfo>& present, const Store& store,
+                                    const std::function<std::string()>& advice);
+
+// Tensors that a file of a set has and the index has elsewhere, by file.
+using Superseded = std::map<std::string, std::vector<std::string>>;
+// A remark on each of these files.
+void remark_superseded(const Superseded& superseded, Checkpoint& checkpoint);
+
+// Adds leaves for the tensors that the index has in missing files, and remarks on these files. A
+// tree that the metadata describes has them.
+void add_missing(const safetensors::Index& index, const IndexedFiles& files,
+                 const std::shared_ptr<const Store>& store, Checkpoint& checkpoint);
+// Takes these leaves away again where that is asked for, and warns of what is missing.
+void settle_missing(bool partial, Checkpoint& checkpoint);
 
 // What the files hold under their names, before any of it finds its place in a tree. Throws
-// `incomplete` for a tensor that is not where the index has it, and adds the warnings.
-void check_against(const safetensors::Index& index, Holders holders, Checkpoint& checkpoint);
+// `incomplete` for a tensor that is not where the index has it, and adds the warnings. Nothing is
+// known of missing files.
+void check_against(const safetensors::Index& index, const IndexedFiles& files, Holders holders,
+                   Checkpoint& checkpoint);
 // Puts the index among the checkpoint's files, and tells of files that it does not name.
 void add_index(const std::string& name, const std::vector<ObjectInfo>& present,
-               const FileByName& named, const SetNames& names, Checkpoint& checkpoint);
+               const IndexedFiles& named, const SetNames& names, Checkpoint& checkpoint);
 // What is wrong with the index's total_size; none: nothing, or it has none.
 [[nodiscard]] std::optional<std::string> index_total_fault(const safetensors::Index& index,
                                                            const std::vector<Leaf>& leaves);

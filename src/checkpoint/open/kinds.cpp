@@ -28,22 +28,33 @@ constexpr bool rows_are_in_order() {
 }
 static_assert(rows_are_in_order());
 
-[[noreturn]] void refuse_option(const std::string& name, const Checkpoint& opened) {
+[[noreturn]] void refuse_option(const std::string& name, CheckpointKind kind,
+                                const std::string& path) {
   throw Error(ErrorCode::invalid_argument, "the option " + name +
                                                " has no effect on a checkpoint of kind " +
-                                               std::string(to_string(opened.kind)))
-      .at_path(opened.path);
+                                               std::string(to_string(kind)))
+      .at_path(path);
 }
 
 }  // namespace
 
+void require_presence_used(const OpenOptions& options, CheckpointKind kind,
+                           const std::string& path) {
+  const bool is_safetensors = kind == CheckpointKind::safetensors;
+  if (options.rank && !is_safetensors) refuse_option("--rank", kind, path);
+  if (!options.accept.empty() && !is_safetensors) refuse_option("--accept", kind, path);
+  if (options.ignore_index && !is_safetensors && kind != CheckpointKind::torch_file)
+    refuse_option("--ignore-index", kind, path);
+}
+
 void require_used(const OpenOptions& options, const Checkpoint& opened) {
+  require_presence_used(options, opened.kind, opened.path);
   if (options.header_limit != OpenOptions{}.header_limit &&
       opened.kind != CheckpointKind::safetensors)
-    refuse_option("--header-limit", opened);
+    refuse_option("--header-limit", opened.kind, opened.path);
   if (opened.kind == CheckpointKind::torch_file) return;
-  if (options.part) refuse_option("--part", opened);
-  if (options.raw) refuse_option("--raw", opened);
+  if (options.part) refuse_option("--part", opened.kind, opened.path);
+  if (options.raw) refuse_option("--raw", opened.kind, opened.path);
 }
 
 const KindRow& row_of(CheckpointKind kind) noexcept {

@@ -50,6 +50,9 @@ inline constexpr std::array<KindRow, 10> kKinds = {{
 // Throws `invalid_argument` for an option that was given and that a checkpoint of this kind has no
 // use for.
 void require_used(const OpenOptions& options, const Checkpoint& opened);
+// The same for the options that say what may lie in the directory or lack there.
+void require_presence_used(const OpenOptions& options, CheckpointKind kind,
+                           const std::string& path);
 
 [[nodiscard]] const KindRow& row_of(CheckpointKind kind) noexcept;
 [[nodiscard]] inline bool is_one_file(CheckpointKind kind) noexcept {

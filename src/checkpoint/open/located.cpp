@@ -201,7 +201,7 @@ namespace {
 
 bool opens(const std::string& path) {
   try {
-    (void)open_checkpoint(posix_store(path), {});
+    open_checkpoint(posix_store(path), {}).require_files();
     return true;
   } catch (const Error&) {
     return false;

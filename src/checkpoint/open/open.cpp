@@ -16,6 +16,7 @@
 
 #include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/rank_files.h"
@@ -233,12 +234,15 @@ struct DirectoryKind {
                      const OpenOptions& options);
 };
 
-// An opener that needs no options, or not the files either.
+// An opener that does not need both the files and the options.
 template <auto open>
 constexpr auto kOpener = [](const std::shared_ptr<Store>& store,
-                            const std::vector<ObjectInfo>& files, const OpenOptions&) {
+                            const std::vector<ObjectInfo>& files,
+                            [[maybe_unused]] const OpenOptions& options) {
   if constexpr (requires { open(store, files); }) {
     return open(store, files);
+  } else if constexpr (requires { open(store, options); }) {
+    return open(store, options);
   } else {
     return open(store);
   }
@@ -270,9 +274,14 @@ std::vector<Slice> slices_of(const Tensor& tensor) {
 
 // The checkpoint in a directory without a `.metadata` of its own.
 Checkpoint open_directory(std::shared_ptr<Store> store, const OpenOptions& options) {
-  store = guard_directory(std::move(store));
   const std::vector<ObjectInfo> files = deciding_files(*store);
   const DirectoryKind* const kind = kind_of_directory(files);
+  // An index says what is missing of its set.
+  const bool has_index = std::ranges::any_of(
+      files, [](const ObjectInfo& file) { return safetensors::is_index(file.name); });
+  const bool is_set = kind != nullptr && is_one_of(kind->kind, CheckpointKind::safetensors,
+                                                   CheckpointKind::torch_file);
+  store = guard_directory(std::move(store), is_set && has_index);
   if (kind == nullptr) refuse_directory(*store, files);
   return kind->open(store, files, options);
 }
@@ -340,6 +349,7 @@ std::optional<CheckpointKind> olmo_kind_at(const Location& where) {
 }
 
 Checkpoint open_checkpoint(const Place& place, const OpenOptions& options) {
+  require_known_faults(options);
   if (!place.object) return open_checkpoint(place.store, options);
   Checkpoint checkpoint = open_checkpoint(place.store, *place.object, options);
   if (!place.path.empty()) checkpoint.path = place.path;
@@ -349,6 +359,13 @@ Checkpoint open_checkpoint(const Place& place, const OpenOptions& options) {
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& object,
                            const OpenOptions& options) {
   refuse_part(*store, object.name);
+  if (options.rank) {
+    throw Error(ErrorCode::invalid_argument, "the option --rank has no effect on one file")
+        .at_path(store->name() + "/" + object.name);
+  }
+  // All of the directory, by what its files say.
+  if (options.ignore_index && safetensors::is_index(object.name))
+    return open_checkpoint(std::move(store), options);
   store = guard_file(std::move(store), object);
   if (object.name.ends_with(safetensors::kIndexSuffix))
     return open_safetensors_index(store, object.name, options);
@@ -359,7 +376,7 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& objec
 }
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
-  if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
+  if (store->exists(kDcpMetadata)) return open_dcp(std::move(store), options);
   // The directory is replaced whole, so files that are opened one after another may be of two
   // saves.
   const std::uint64_t save = save_mark_of(*store);

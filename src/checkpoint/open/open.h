@@ -35,7 +35,7 @@ void say_warnings(const Checkpoint& checkpoint);
 // Lets find() look up names of one that did not come from Checkpoint::open.
 void index_names(Checkpoint& checkpoint);
 
-[[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store);
+[[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store, const OpenOptions& options = {});
 // Whether a place is a DCP directory with a `.metadata`.
 [[nodiscard]] bool is_dcp_directory(const Place& place);
 [[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file,
@@ -83,7 +83,8 @@ void require_whole(const Value& tree, const std::string& path);
 [[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store,
                                         const std::vector<ObjectInfo>& files);
 [[nodiscard]] bool has_torch_new_files(const std::vector<ObjectInfo>& files);
-[[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store);
+[[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store,
+                                             const OpenOptions& options);
 // What `name`.safetensors or else `name`.pt holds (checkpoint-rows O-15), one of `files`, which is
 // added to `used`; none when neither is there.
 [[nodiscard]] std::optional<Value> read_olmo_part(const std::shared_ptr<Store>& store,

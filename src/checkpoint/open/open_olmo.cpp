@@ -157,12 +157,13 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store, const std::vector<Object
   return checkpoint;
 }
 
-Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store) {
-  Checkpoint checkpoint = open_dcp(std::make_shared<SubStore>(store, "model_and_optim"));
+Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store, const OpenOptions& options) {
+  Checkpoint checkpoint = open_dcp(std::make_shared<SubStore>(store, "model_and_optim"), options);
   checkpoint.kind = CheckpointKind::olmo_torch_new;
   checkpoint.has_types = false;  // OLMo has its own for each part
   checkpoint.path = store->name();
   for (ObjectInfo& file : checkpoint.files) file.name = "model_and_optim/" + file.name;
+  for (FileRow& row : checkpoint.remarks) row.name = "model_and_optim/" + row.name;
   const auto trains = rank_files(store->list_level("train"), own_prefix("train"), checkpoint.path);
   const int ranks = static_cast<int>(trains.size());
   if (ranks > 0) {

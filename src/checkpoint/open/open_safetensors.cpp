@@ -9,8 +9,10 @@
 #include "base/numbers.h"
 #include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/set_choice.h"
 #include "checkpoint/open/tree.h"
 #include "checkpoint/open/tree_json.h"
 #include "checkpoint/read/safetensors_digests.h"
@@ -45,7 +47,17 @@ struct Found {
 SetFile read_set_file(const std::shared_ptr<Store>& store, const ObjectInfo& info,
                       const OpenOptions& options, const std::shared_ptr<OpenFiles>& open) {
   SetFile file{info, std::make_shared<LazySource>(store, info, open), {}, {}};
-  file.header = safetensors::read_header(*file.source, options.header_limit);
+  file.header = safetensors::read_header(*file.source, options.header_limit, true);
+  if (file.header.trailing > 0 && !accepts(options, kTrailingBytes)) {
+    throw Error(ErrorCode::corrupt, std::to_string(file.header.trailing) +
+                                        " bytes after the last tensor; --accept trailing-bytes "
+                                        "passes over them")
+        .at_path(file.source->name())
+        .at_offset(info.size - file.header.trailing);
+  }
+  // Digests are of the file without what is passed over.
+  if (file.header.trailing > 0)
+    file.source = slice_source(file.source, 0, info.size - file.header.trailing);
   file.source = guard_safetensors(file.source, file.header);
   try {
     file.offsets = sharding_offsets(file.header.metadata);
@@ -55,15 +67,21 @@ SetFile read_set_file(const std::shared_ptr<Store>& store, const ObjectInfo& inf
   return file;
 }
 
-std::vector<Found> by_name(const std::vector<SetFile>& set) {
+// `index`: decides where it names a tensor that lies in several files; null: there is none.
+std::vector<Found> by_name(const std::vector<SetFile>& set, const safetensors::Index* index,
+                           Superseded& superseded) {
   std::vector<Found> all;
   std::unordered_map<std::string_view, std::size_t> known;
   for (const SetFile& file : set) {
     for (const safetensors::Entry& entry : file.header.entries) {
+      const bool shard = file.offsets.contains(entry.name);
+      if (index != nullptr && !shard && is_superseded(*index, entry.name, file.info.name)) {
+        superseded[file.info.name].push_back(entry.name);
+        continue;
+      }
       const auto [at, fresh] = known.try_emplace(entry.name, all.size());
       if (fresh) all.push_back({entry.name, {}, {}});
       Found& found = all[at->second];
-      const bool shard = file.offsets.contains(entry.name);
       (shard ? found.shards : found.whole).emplace_back(&file, &entry);
     }
   }
@@ -180,12 +198,36 @@ void add_metadata(const SetFile& file, Checkpoint& checkpoint) {
   }
 }
 
+// The first of several errors, with what the others say.
+Error all_of(const std::vector<Error>& faults) {
+  if (faults.size() == 1) return faults.front();
+  Named others;
+  for (std::size_t i = 1; i < faults.size(); ++i)
+    others.add(printable(faults[i].path(), 300) + ": " + faults[i].message());
+  const Error& first = faults.front();
+  Error all(first.code(), first.message() + "; and " + others.text());
+  all.at_path(first.path());
+  if (!first.key().empty()) all.at_key(first.key());
+  if (first.offset()) all.at_offset(*first.offset());
+  return all;
+}
+
+// All files that are cut short are told.
 std::vector<SetFile> read_set(const std::shared_ptr<Store>& store,
                               const std::vector<ObjectInfo>& files, const OpenOptions& options) {
   std::vector<SetFile> set;
   set.reserve(files.size());
+  std::vector<Error> cut;
   const auto open = std::make_shared<OpenFiles>();
-  for (const ObjectInfo& file : files) set.push_back(read_set_file(store, file, options, open));
+  for (const ObjectInfo& file : files) {
+    try {
+      set.push_back(read_set_file(store, file, options, open));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::incomplete) throw;
+      cut.push_back(error);
+    }
+  }
+  if (!cut.empty()) throw all_of(cut);
   return set;
 }
 
@@ -218,32 +260,55 @@ bool is_whole_and_sharded(const Found& found) {
   return !found.whole.empty() && !found.shards.empty();
 }
 
-void add_leaves_of_set(const std::vector<SetFile>& set, const safetensors::Index* index,
+// An index, and the files that it names; null: the files are all there is to a set.
+struct IndexOfSet {
+  const safetensors::Index* index = nullptr;
+  const IndexedFiles* files = nullptr;
+};
+
+void add_leaves_of_set(const std::vector<SetFile>& set, const IndexOfSet& by,
                        Checkpoint& checkpoint) {
-  const std::vector<Found> all = by_name(set);
-  add_leaves(all, index != nullptr, checkpoint);
+  Superseded superseded;
+  const std::vector<Found> all = by_name(set, by.index, superseded);
+  add_leaves(all, by.index != nullptr, checkpoint);
   if (std::ranges::any_of(all, is_whole_and_sharded)) {
     checkpoint.warnings.emplace_back(
         "some tensors are there whole and in shards of ranks: the whole ones are read");
   }
-  if (index != nullptr) check_against(*index, holders_of(all), checkpoint);
+  if (by.index == nullptr) return;
+  check_against(*by.index, *by.files, holders_of(all), checkpoint);
+  remark_superseded(superseded, checkpoint);
 }
 
-// `index` null: the files are all there is to it.
+void remark_trailing(const std::vector<SetFile>& set, Checkpoint& checkpoint) {
+  std::vector<FileRow> rows;
+  for (const SetFile& file : set) {
+    if (file.header.trailing == 0) continue;
+    rows.push_back(
+        {file.info.name, FileState::used,
+         std::to_string(file.header.trailing) + " bytes after the last tensor are passed over",
+         file.info.size});
+  }
+  remark(std::move(rows), checkpoint);
+}
+
 Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files,
-                    const safetensors::Index* index, const OpenOptions& options) {
+                    const IndexOfSet& by, const OpenOptions& options) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::safetensors;
   checkpoint.path = store->name();
   checkpoint.files = files;
   std::vector<SetFile> set = read_set(store, files, options);
-  if (set.size() == 1 && index == nullptr && set[0].offsets.empty()) {
+  if (set.size() == 1 && by.index == nullptr && set[0].offsets.empty()) {
     add_own_leaves(set[0], checkpoint);
   } else {
-    add_leaves_of_set(set, index, checkpoint);
+    add_leaves_of_set(set, by, checkpoint);
   }
+  remark_trailing(set, checkpoint);
   add_noted(set, checkpoint);
+  if (by.index != nullptr) add_missing(*by.index, *by.files, store, checkpoint);
   for (const SetFile& file : set) add_metadata(file, checkpoint);
+  settle_missing(options.partial, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.store = store;
   require_coverage(checkpoint);
@@ -277,15 +342,22 @@ NumbersOfSets numbers_of_sets(const std::vector<ObjectInfo>& files) {
   return sets;
 }
 
-// Without an index the names alone tell that a file of a set is missing.
-void require_all_numbers(const std::vector<ObjectInfo>& files, const Store& store) {
+// Without an index the names alone tell that a file of a set is missing, and nothing which tensors
+// lie there. What is passed over is answered.
+std::vector<std::string> require_all_numbers(const std::vector<ObjectInfo>& files, bool partial,
+                                             const Store& store) {
+  std::vector<std::string> passed_over;
   for (const auto& [set, numbers] : numbers_of_sets(files)) {
     if (numbers.size() == static_cast<std::size_t>(set.second)) continue;
-    throw Error(ErrorCode::incomplete, "there are " + std::to_string(numbers.size()) + " of the " +
-                                           std::to_string(set.second) + " files " +
-                                           printable(set.first) + "*")
-        .at_path(store.name());
+    const std::string text = "there are " + std::to_string(numbers.size()) + " of the " +
+                             std::to_string(set.second) + " files " + printable(set.first) + "*";
+    if (!partial) {
+      throw Error(ErrorCode::incomplete, text + "; --partial takes what is there")
+          .at_path(store.name());
+    }
+    passed_over.push_back(text);
   }
+  return passed_over;
 }
 
 int ranks_of(const std::vector<ObjectInfo>& files) {
@@ -299,14 +371,42 @@ int ranks_of(const std::vector<ObjectInfo>& files) {
   return ranks;
 }
 
+// What is said where files of an index are missing and others lie there that have all of its
+// tensors; empty: they do not.
+std::string advice_on_others(const std::shared_ptr<Store>& store, const safetensors::Index& index,
+                             const std::vector<ObjectInfo>& present, const OpenOptions& options) {
+  std::set<std::string, std::less<>> named, found;
+  for (const auto& [tensor, file] : index.files) named.insert(file);
+  std::size_t files = 0;
+  const auto open = std::make_shared<OpenFiles>();
+  for (const ObjectInfo& info : present) {
+    if (!info.name.ends_with(kSafetensorsSuffix) || named.contains(info.name)) continue;
+    ++files;
+    try {
+      const SetFile file = read_set_file(store, info, options, open);
+      for (const safetensors::Entry& entry : file.header.entries) {
+        if (index.files.contains(entry.name)) found.insert(entry.name);
+      }
+    } catch (const Error&) {
+      return "";  // what is wrong with a file that nothing names is nobody's concern
+    }
+  }
+  if (found.empty() || found.size() != index.files.size()) return "";
+  return "; " + std::to_string(files) + " other files here hold all " +
+         std::to_string(found.size()) + " tensors: --ignore-index reads them";
+}
+
 // `present`: what is beside it.
 Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& name,
                       const std::vector<ObjectInfo>& present, const OpenOptions& options) {
   const safetensors::Index index = read_set_index(*store, name);
-  const FileByName named = files_in(index, present, *store);
+  const auto advice = [&] { return advice_on_others(store, index, present, options); };
+  const IndexedFiles named = files_in(index, present, *store, advice);
   std::vector<ObjectInfo> files;
-  for (const auto& [file_name, file] : named) files.push_back(file);
-  Checkpoint checkpoint = open_set(store, files, &index, options);
+  for (const auto& [file_name, file] : named.here) files.push_back(file);
+  Checkpoint checkpoint = open_set(store, files, {&index, &named}, options);
+  if (const std::string more = named.missing.empty() ? "" : advice(); !more.empty())
+    checkpoint.warnings.push_back("files of the index are missing" + more);
   add_index(name, present, named, kSafetensorsSet, checkpoint);
   return checkpoint;
 }
@@ -315,7 +415,7 @@ Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& na
 
 Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
                             const std::vector<ObjectInfo>& files, const OpenOptions& options) {
-  return open_set(store, files, nullptr, options);
+  return open_set(store, files, {}, options);
 }
 
 Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std::string& index,
@@ -334,26 +434,22 @@ bool has_safetensors(const std::vector<ObjectInfo>& files) {
 Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
                                       const std::vector<ObjectInfo>& decided,
                                       const OpenOptions& options) {
-  std::vector<ObjectInfo> files = decided;
-  std::erase_if(files,
-                [](const ObjectInfo& file) { return file.name.find('/') != std::string::npos; });
-  const std::string index = find_index(files, kSafetensorsSet, *store);
-  const std::string single = single_of(index);
-  const auto lone = std::find_if(files.begin(), files.end(), [&](const ObjectInfo& file) {
-    return !index.empty() && file.name == single;
-  });
-  // As huggingface's loaders have it: the one file comes first where both are.
-  if (lone != files.end()) {
-    Checkpoint checkpoint = open_set(store, {*lone}, nullptr, options);
-    checkpoint.warnings.push_back(printable(index) + " is passed over for " + printable(single));
-    return checkpoint;
+  SetChoice choice = choose_set(decided, kSafetensorsSet, *store, options);
+  Checkpoint checkpoint;
+  if (!choice.index.empty()) {
+    checkpoint = open_index(store, choice.index, choice.near, options);
+  } else {
+    std::vector<std::string> missing = require_all_numbers(choice.files, options.partial, *store);
+    checkpoint = open_set(store, choice.files, {}, options);
+    checkpoint.world_size = ranks_of(choice.files);
+    std::ranges::move(missing, std::back_inserter(checkpoint.warnings));
   }
-  if (!index.empty()) return open_index(store, index, files, options);
-  std::erase_if(files,
-                [](const ObjectInfo& file) { return !file.name.ends_with(kSafetensorsSuffix); });
-  require_all_numbers(files, *store);
-  Checkpoint checkpoint = open_set(store, files, nullptr, options);
-  checkpoint.world_size = ranks_of(files);
+  for (const ObjectInfo& file : choice.near) {
+    if (file.name != kTorchSet.usual && !file.name.ends_with(kTorchSet.index_suffix)) continue;
+    choice.remarks.push_back(
+        {file.name, FileState::superseded, "safetensors files are read", file.size});
+  }
+  remark(std::move(choice.remarks), checkpoint);
   return checkpoint;
 }
 

@@ -6,9 +6,11 @@
 #include "base/parallel.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/tree_json.h"
 #include "checkpoint/read/guard.h"
+#include "checkpoint/read/missing.h"
 #include "format/pickle/pickle.h"
 #include "format/torch/rebuild.h"
 #include "layout/boxes.h"
@@ -59,6 +61,8 @@ OpenedDcp::OpenedDcp(ByteView catalog, std::shared_ptr<Store> store, bool listed
   checkpoint_.warnings = head.warnings;
   checkpoint_.world_size = head.world_size;
   checkpoint_.files = head.metadata;
+  for (const std::string& name : head.missing) checkpoint_.remarks.push_back(missing_row(name));
+  for (const std::string& name : head.idle) checkpoint_.remarks.push_back({name, FileState::used});
   checkpoint_.store = store_;
   std::vector<std::pair<std::string, std::size_t>> tensors;  // names and positions
   catalog_.for_each([&](const Catalog::Entry& entry) {
@@ -90,7 +94,8 @@ Leaf OpenedDcp::leaf_of(const Catalog::Entry& entry) {
   } else if (entry.value) {
     leaf.value = pickle::read(*entry.value).value;
   } else {
-    leaf.value = read_value(source(entry.item->file), *entry.item);
+    const std::shared_ptr<LazySource> file = source(entry.item->file);
+    leaf.value = file->is_missing() ? missing_value(file) : read_value(file, *entry.item);
   }
   return leaf;
 }
@@ -101,7 +106,7 @@ std::shared_ptr<LazySource>& OpenedDcp::source(std::uint32_t file) {
     CatalogFile found = catalog_.file(file);
     if (found.digests) digests_->emplace(found.info.name, std::move(*found.digests));
     if (!listed_here_) found.info.version.clear();
-    source = std::make_shared<LazySource>(store_, std::move(found.info), open_);
+    source = std::make_shared<LazySource>(store_, std::move(found.info), found.is_missing, open_);
   }
   return source;
 }
@@ -146,7 +151,10 @@ void OpenedDcp::give_all() {
   // Also of those that hold values alone, which the catalog has read.
   for (std::uint32_t file = 0; file < catalog_.files(); ++file) (void)source(file);
   std::vector<ObjectInfo> files;
-  for (std::size_t i = 0; i < catalog_.files(); ++i) files.push_back(catalog_.file(i).info);
+  for (std::size_t i = 0; i < catalog_.files(); ++i) {
+    CatalogFile file = catalog_.file(i);
+    if (!file.is_missing) files.push_back(std::move(file.info));
+  }
   std::ranges::sort(files, {}, &ObjectInfo::name);
   checkpoint_.files.insert(checkpoint_.files.end(), files.begin(), files.end());
 }
@@ -162,7 +170,7 @@ void OpenedDcp::require_files(int threads) const {
   bool is_known = true;
   std::vector<const LazySource*> used;
   for (std::size_t i = 0; i < sources_.size(); ++i) {
-    if (!sources_[i]) continue;
+    if (!sources_[i] || sources_[i]->is_missing()) continue;
     const CatalogFile file = catalog_.file(i);
     is_known = is_known && (is_attempt_name(file.info.name) || file.digests);
     used.push_back(sources_[i].get());
@@ -177,8 +185,8 @@ bool is_dcp_directory(const Place& place) {
   return !place.object && place.store->exists(kDcpMetadata);
 }
 
-Checkpoint open_dcp(std::shared_ptr<Store> store) {
-  const Bytes catalog = read_catalog(store);
+Checkpoint open_dcp(std::shared_ptr<Store> store, const OpenOptions& options) {
+  const Bytes catalog = read_catalog(store, options.partial);
   OpenedDcp opened(catalog, std::move(store), true);
   opened.give_all();
   return std::move(opened.checkpoint());

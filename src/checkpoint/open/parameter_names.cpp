@@ -9,7 +9,9 @@
 #include "base/parallel.h"
 #include "base/sort_runs.h"
 #include "base/text.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/read/missing.h"
 #include "storage/forwarding_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
@@ -35,6 +37,7 @@ Checkpoint Checkpoint::open(const Location& where, const OpenOptions& options) {
   Place place = place_of(where);
   place.store = stopping_store(std::move(place.store), options.stop);
   Checkpoint checkpoint = open_checkpoint(place, options);
+  require_presence_used(options, checkpoint.kind, checkpoint.path);
   checkpoint.index_names();
   say_warnings(checkpoint);
   return checkpoint;
@@ -85,6 +88,7 @@ const Tensor& Checkpoint::tensor(std::string_view name) const& {
   const Leaf* leaf = find(name);
   try {
     if (leaf == nullptr) throw Error(ErrorCode::not_found, "the checkpoint has no such tensor");
+    if (is_missing_value(leaf->value)) throw missing_file(leaf->value)->missing();
     return leaf->value.as_tensor();
   } catch (Error& error) {
     throw error.at_key(printable(name)).at_path(path);

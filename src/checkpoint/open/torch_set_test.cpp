@@ -62,6 +62,11 @@ TEST(TorchSet, FollowsTheIndex) {
 TEST(TorchSet, FilesThatContradictTheIndex) {
   const std::string missing = made();
   fs::remove(missing + kSecond);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(missing).load(); }), ErrorCode::incomplete);
+  EXPECT_EQ(verify(missing).findings.size(), 1U);
+  const Checkpoint there = Checkpoint::open(missing, {.partial = true});
+  EXPECT_EQ(there.load().size(), 2U);
+  fs::remove(missing + kFirst);
   EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
   const std::string absent = made();
   write_index(absent + kTorchIndex, "96",
@@ -73,7 +78,9 @@ TEST(TorchSet, FilesThatContradictTheIndex) {
   EXPECT_EQ(open_code(elsewhere), ErrorCode::incomplete);
   const std::string twice = made();
   save(Value::dict({{"c", tensor(20)}, {"b", tensor(0)}}), twice + kSecond, {.overwrite = true});
-  EXPECT_EQ(open_code(twice), ErrorCode::corrupt);
+  const Checkpoint decided = Checkpoint::open(twice);
+  EXPECT_EQ(floats(decided.load().at("b").as_tensor())[0], 10);
+  EXPECT_EQ(decided.warnings.size(), 1U);
   const std::string leaves = made();
   write_index(leaves + kTorchIndex, "72", {{"a.weight", "/../x.bin"}});
   EXPECT_EQ(open_code(leaves), ErrorCode::unsafe);
@@ -88,12 +95,12 @@ TEST(TorchSet, FilesThatContradictTheIndex) {
   EXPECT_EQ(verify(more).findings.size(), 1U);
 }
 
-TEST(TorchSet, OneFileComesBeforeTheIndex) {
+TEST(TorchSet, OneFileBesideTheIndexThatDoesNotNameIt) {
   const std::string directory = made();
   save(Value::dict({{"d", tensor(0)}}), directory + "/pytorch_model.bin");
-  const Checkpoint both = Checkpoint::open(directory);
-  EXPECT_EQ(both.leaves.size(), 1U);
-  EXPECT_EQ(both.warnings.size(), 1U);
+  EXPECT_EQ(open_code(directory), ErrorCode::conflict);
+  EXPECT_EQ(Checkpoint::open(directory + kTorchIndex).leaves.size(), 4U);
+  EXPECT_EQ(Checkpoint::open(directory, {.ignore_index = true}).leaves.size(), 1U);
   for (const char* file : {kTorchIndex, kFirst, kSecond}) fs::remove(directory + file);
   EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 1U);
   EXPECT_EQ(Checkpoint::open(directory).warnings, std::vector<std::string>{});
@@ -104,6 +111,7 @@ TEST(TorchSet, SafetensorsComeFirst) {
   const std::string directory = made();
   save(Value::dict({{"d", tensor(0)}}), directory + "/model.safetensors");
   EXPECT_EQ(Checkpoint::open(directory).kind, CheckpointKind::safetensors);
+  EXPECT_EQ(Checkpoint::open(directory).warnings.size(), 1U);
   EXPECT_EQ(Checkpoint::open(directory + kTorchIndex).kind, CheckpointKind::torch_file);
 }
 

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "checkpoint/open/value_json.h"
+#include "checkpoint/read/missing.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
@@ -250,6 +251,7 @@ class TreeReader {
   }
 
   void decode(const Json& item, Value& tensor) {
+    if (is_missing_value(tensor)) return;  // nobody knows what it is
     decode_tensor(item, item.contains("attributes") ? by_name() : none_, tensor);
   }
 

@@ -73,15 +73,19 @@ const FileDigests* digests_of(const Store& store, const std::string& name) {
   return found == guarded->digests().end() ? nullptr : &found->second;
 }
 
-void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store) {
-  for (const auto& [name, file] : digests) require_size(name, file, objects.find(name), store);
+void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store,
+                   bool may_lack) {
+  for (const auto& [name, file] : digests) {
+    const ObjectInfo* const found = objects.find(name);
+    if (found != nullptr || !may_lack) require_size(name, file, found, store);
+  }
 }
 
-std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store) {
+std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store, bool may_lack) {
   if (!store->exists(kDirectorySideFile)) return store;
   DigestsByName digests = read_side_file(*store, kDirectorySideFile).files;
   NearObjects objects(*store);
-  require_sizes(digests, objects, *store);
+  require_sizes(digests, objects, *store, may_lack);
   return guarded_store(std::move(store), std::make_shared<DigestsByName>(std::move(digests)));
 }
 

@@ -23,8 +23,10 @@ namespace tessera {
 // The digests by which such a store checks this file; null where it does not.
 [[nodiscard]] const FileDigests* digests_of(const Store& store, const std::string& name);
 // Throws `incomplete` for a file of `digests` that is missing in `objects`, those of `store`, or
-// shorter than recorded, and `corrupt` for one that is longer.
-void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store);
+// shorter than recorded, and `corrupt` for one that is longer. `may_lack`: whoever opens the
+// checkpoint finds out on its own what is missing.
+void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store,
+                   bool may_lack);
 
 // The side file `name` of `store`. Throws `corrupt` when it is damaged.
 [[nodiscard]] SideFile read_side_file(const Store& store, std::string_view name);
@@ -33,8 +35,8 @@ void require_sizes(const DigestsByName& digests, NearObjects& objects, const Sto
 // `store` itself when there is none. A damaged side file is `corrupt`. A DCP directory with its
 // `.metadata` has a rule of its own (dcp/guard_dcp.h).
 //
-// A directory without `.metadata`.
-[[nodiscard]] std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store);
+// A directory without `.metadata`. `may_lack`: as above.
+[[nodiscard]] std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store, bool may_lack);
 // The same where other files may lie on other nodes: only what is read is compared.
 [[nodiscard]] std::shared_ptr<Store> guard_present(std::shared_ptr<Store> store);
 // A single file.

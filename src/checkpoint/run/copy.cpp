@@ -184,7 +184,7 @@ bool has_no_marker(CheckpointKind kind) {
 void require_whole(const Location& from) {
   if (!has_known_kind(*directory_store(from))) return;
   try {
-    (void)Checkpoint::open(from);
+    Checkpoint::open(from).require_files();
   } catch (const Error& error) {
     if (!is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe)) throw;
   }

@@ -271,7 +271,8 @@ std::vector<std::string> proven_leftovers(const std::shared_ptr<Store>& store) {
   std::vector<std::string> leftovers = leftovers_in(*store);
   if (leftovers.empty()) return leftovers;
   const std::shared_ptr<Store> left = std::make_shared<WithoutLeftovers>(store, leftovers);
-  if (!own_files(*left, left->list_level()).empty()) (void)Checkpoint::open(Location(left));
+  if (!own_files(*left, left->list_level()).empty())
+    Checkpoint::open(Location(left)).require_files();
   return leftovers;
 }
 

@@ -274,6 +274,7 @@ void check_end(const ByteSource& source) {
 
 void check_ends(const Location& where, const RunCheck& check, bool part) {
   const Checkpoint checkpoint = Checkpoint::open(where, {.part = part});
+  checkpoint.require_files();
   std::vector<std::shared_ptr<const ByteSource>> sources;
   for (const auto& [name, source] : sources_of(checkpoint)) sources.push_back(source);
   parallel_for(check.threads, sources.size(), [&](std::size_t i) {

@@ -11,10 +11,12 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "checkpoint/dcp/item_writer.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/meter.h"
+#include "checkpoint/read/missing.h"
 #include "checkpoint/read/safetensors_digests.h"
 #include "checkpoint/read/select.h"
 #include "checkpoint/read/slices.h"
@@ -324,6 +326,7 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   const std::vector<Leaf> chosen =
       is_all ? std::vector<Leaf>() : leaves_for(checkpoint, options, notes);
   const std::vector<Leaf>& leaves = is_all ? checkpoint.leaves : chosen;
+  if (lacks_files(checkpoint)) std::ranges::for_each(leaves, require_here);
   const Destination where = destination_of(target, options);
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);

@@ -103,7 +103,7 @@ TEST(SafetensorsSet, J01LinksThatLeaveTheDirectory) {
 TEST(SafetensorsSet, J02FilesThatContradictTheIndex) {
   const std::string two = copy_of(kGolden + "c2_hf_cons");
   fs::copy_file(two + kFirst, two + kSecond, fs::copy_options::overwrite_existing);
-  EXPECT_EQ(open_code(two), ErrorCode::corrupt);
+  EXPECT_EQ(open_code(two), ErrorCode::incomplete);  // of what only the second one had
   const std::string without = copy_of(kGolden + "c2_hf_cons");
   patch(without + kIndex, "\"s0\"", "\"s9\"");
   EXPECT_EQ(open_code(without), ErrorCode::incomplete);
@@ -134,7 +134,8 @@ TEST(SafetensorsSet, J07AShardThatIsTooShort) {
 TEST(SafetensorsSet, J08FilesThatAreMissingOrTooMany) {
   const std::string missing = copy_of(kGolden + "c2_hf_cons");
   fs::remove(missing + kSecond);
-  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(missing).load(); }), ErrorCode::incomplete);
+  EXPECT_EQ(verify(missing).findings.size(), 1U);
   fs::remove(missing + kIndex);
   EXPECT_EQ(open_code(missing), ErrorCode::incomplete);  // 1 of 2 by their names
   fs::remove(missing + kFirst);
@@ -143,9 +144,8 @@ TEST(SafetensorsSet, J08FilesThatAreMissingOrTooMany) {
 
   const std::string both = copy_of(kGolden + "c2_hf_cons");
   fs::copy_file(both + kFirst, both + "/model.safetensors");
-  const Checkpoint single = Checkpoint::open(both);
-  EXPECT_EQ(single.leaves.size(), 2U);
-  EXPECT_EQ(single.warnings.size(), 1U);
+  EXPECT_EQ(open_code(both), ErrorCode::conflict);
+  EXPECT_EQ(Checkpoint::open(both, {.ignore_index = true}).leaves.size(), 2U);
 }
 
 TEST(SafetensorsSet, AnyNames) {
@@ -169,6 +169,28 @@ ConvertOptions sharded(std::uint64_t bytes) {
   ConvertOptions options;
   options.max_shard_size = bytes;
   return options;
+}
+
+// The tree in the first file names tensors of all.
+TEST(SafetensorsSet, OwnSetsWithoutOneOfTheirFiles) {
+  const std::string source = kGolden + "checkpoints/c1";
+  const std::string whole_set = temporary_directory() + "/set";
+  (void)convert(source, whole_set, sharded(20));
+  const auto tensors = Checkpoint::open(source).names();
+  for (const ObjectInfo& file : Checkpoint::open(whole_set).files) {
+    if (!file.name.ends_with(".safetensors")) continue;
+    const std::string directory = copy_of(whole_set);
+    fs::remove(directory + "/" + file.name);
+    const Checkpoint checkpoint = Checkpoint::open(directory);
+    EXPECT_EQ(verify(directory).findings.size(), 1U) << file.name;
+    if (!checkpoint.has_types) continue;  // the tree was in that file
+    EXPECT_LT(checkpoint.names().size(), tensors.size());
+    for (const std::string& name : checkpoint.names()) {
+      EXPECT_TRUE(diff(checkpoint.only({name}), Checkpoint::open(source).only({name})).empty())
+          << name;
+    }
+    EXPECT_EQ(Checkpoint::open(directory, {.partial = true}).names(), checkpoint.names());
+  }
 }
 
 // 36 + 48 + 12 + 4 ... bytes of float: the next tensor never makes a file larger than asked for.

@@ -255,9 +255,8 @@ void check_names(const Header& header, const ByteSource& source) {
   }
 }
 
-// The data of a tensor that begins where the one before ends, at `done`, in `size` bytes.
-void check_place(const Entry& entry, std::uint64_t done, std::uint64_t size,
-                 const ByteSource& source) {
+// The data of a tensor that begins where the one before ends, at `done`.
+void check_place(const Entry& entry, std::uint64_t done, const ByteSource& source) {
   const auto fail = [&](ErrorCode code, const std::string& what) {
     throw Error(code, what).at_key(entry.name).at_path(source.name());
   };
@@ -272,23 +271,34 @@ void check_place(const Entry& entry, std::uint64_t done, std::uint64_t size,
     fail(ErrorCode::corrupt, "data begins at " + std::to_string(entry.begin) + ", expected " +
                                  std::to_string(done) + " where the one before ends");
   }
-  if (entry.end > size) {
-    fail(ErrorCode::incomplete,
-         "data ends at " + std::to_string(entry.end) + " of " + std::to_string(size) + " bytes");
-  }
+}
+
+// The file has `size` bytes of data, and the last tensor ends at `end`.
+void require_long_enough(const Header& header, std::uint64_t size, std::uint64_t end,
+                         const ByteSource& source) {
+  if (end <= size) return;
+  const auto cut =
+      std::ranges::find_if(header.entries, [&](const Entry& entry) { return entry.end > size; });
+  throw Error(ErrorCode::incomplete, "data ends at " + std::to_string(cut->end) + " of " +
+                                         std::to_string(size) + " bytes; the file lacks " +
+                                         std::to_string(end - size) + " bytes at its end")
+      .at_key(cut->name)
+      .at_path(source.name());
 }
 
 // Sorts by place and proves that the tensors tile `size` bytes.
-void check_layout(Header& header, std::uint64_t size, const ByteSource& source) {
+void check_layout(Header& header, std::uint64_t size, bool may_trail, const ByteSource& source) {
   const auto place = [](const Entry& entry) { return std::pair(entry.begin, entry.end); };
   if (!std::ranges::is_sorted(header.entries, {}, place))
     std::ranges::stable_sort(header.entries, {}, place);
   std::uint64_t done = 0;
   for (const Entry& entry : header.entries) {
-    check_place(entry, done, size, source);
+    check_place(entry, done, source);
     done = entry.end;
   }
-  if (done != size) {
+  require_long_enough(header, size, done, source);
+  header.trailing = size - done;
+  if (header.trailing > 0 && !may_trail) {
     throw Error(ErrorCode::corrupt, std::to_string(size - done) + " bytes after the last tensor")
         .at_path(source.name())
         .at_offset(header.data_offset + done);
@@ -321,7 +331,7 @@ std::uint64_t read_length(const ByteSource& source, std::uint64_t limit) {
 
 }  // namespace
 
-Header read_header(const ByteSource& source, std::uint64_t limit) {
+Header read_header(const ByteSource& source, std::uint64_t limit, bool may_trail) {
   const std::uint64_t length = read_length(source, limit);
   std::vector<std::byte> bytes(length);
   source.read_at(kLengthSize, bytes);
@@ -330,7 +340,7 @@ Header read_header(const ByteSource& source, std::uint64_t limit) {
   parse(bytes, source, header);
   bytes = {};
   check_names(header, source);
-  check_layout(header, source.size() - header.data_offset, source);
+  check_layout(header, source.size() - header.data_offset, may_trail, source);
   return header;
 }
 

@@ -26,6 +26,7 @@ struct Header {
   std::vector<Entry> entries;                   // in file order of their data
   std::map<std::string, std::string> metadata;  // __metadata__
   std::uint64_t data_offset = 0;                // of the data section in the file
+  std::uint64_t trailing = 0;                   // bytes behind the last tensor
 };
 
 inline constexpr std::uint64_t kHeaderLimit = 100'000'000;  // bytes, as in the reference library
@@ -35,8 +36,9 @@ inline constexpr std::size_t kMaxDimensions = 64;
 // with dtype and shape, the file ends where the data ends, names and fields do not repeat. Fields
 // that the format does not know are skipped. Throws `incomplete` when the file is cut short,
 // `limit` for a larger header or more dimensions, `unsupported` for an unknown dtype, `corrupt` for
-// everything else.
-[[nodiscard]] Header read_header(const ByteSource& source, std::uint64_t limit = kHeaderLimit);
+// everything else. With `may_trail` the file may go on behind its data.
+[[nodiscard]] Header read_header(const ByteSource& source, std::uint64_t limit = kHeaderLimit,
+                                 bool may_trail = false);
 
 // Lays the tensors out as the reference library does (by its order of dtypes, widest first, then by
 // name), sorting `entries` and filling begin, end and data_offset, and returns the bytes from 0 to

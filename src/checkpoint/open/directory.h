@@ -1,0 +1,29 @@
+// What each file of a checkpoint's directory is to it (docs/guide/what-is-in-a-directory.md).
+// Openers decide it; what they have to say stands in Checkpoint::remarks.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/checkpoint.h"
+
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
+namespace tessera {
+
+[[nodiscard]] FileRow missing_row(std::string name);
+// Adds the rows, and one warning for all that have a state and a reason in common. Rows without a
+// reason get none.
+void remark(std::vector<FileRow> rows, Checkpoint& checkpoint);
+
+// Whether a file is missing, be it that no leaf lies in it.
+[[nodiscard]] bool lacks_files(const Checkpoint& checkpoint);
+
+inline constexpr std::string_view kTrailingBytes = "trailing-bytes";
+// Whether the fault is among OpenOptions::accept.
+[[nodiscard]] bool accepts(const OpenOptions& options, std::string_view fault);
+// Throws `invalid_argument` for a word there that is no fault.
+void require_known_faults(const OpenOptions& options);
+
+}  // namespace tessera
+#pragma GCC visibility pop

@@ -1,0 +1,325 @@
+// What lies in a directory beside a checkpoint, and what of one is missing there
+// (docs/guide/what-is-in-a-directory.md).
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+
+#include "checkpoint/test_support.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using Numbers = std::map<std::string, std::vector<float>>;
+
+ConvertOptions to_torch() {
+  ConvertOptions options;
+  options.to = CheckpointKind::torch_file;
+  return options;
+}
+
+// A safetensors file of vectors.
+void write_vectors(const std::string& path, const Numbers& vectors) {
+  std::vector<Value::Pair> tree;
+  for (const auto& [name, numbers] : vectors) {
+    Tensor tensor = counting({static_cast<std::int64_t>(numbers.size())},
+                             whole({static_cast<std::int64_t>(numbers.size())}), 0);
+    std::memcpy(tensor.pieces[0].storage->data, numbers.data(), numbers.size() * sizeof(float));
+    tree.emplace_back(name, Value(std::move(tensor)));
+  }
+  save(Value::dict(std::move(tree)), path, {.overwrite = true});
+}
+
+void write_map(const std::string& path, const std::map<std::string, std::string>& files) {
+  std::string text;
+  for (const auto& [name, file] : files)
+    text += std::string(text.empty() ? "" : ", ") + "\"" + name + "\": \"" + file + "\"";
+  write_text(path, R"({"metadata": {}, "weight_map": {)" + text + "}}");
+}
+
+constexpr const char* kIndexFile = "/model.safetensors.index.json";
+
+// a and b in A, c in B.
+std::string two_shards() {
+  const std::string directory = temporary_directory();
+  write_vectors(directory + "/A.safetensors", {{"a", {1, 2}}, {"b", {3}}});
+  write_vectors(directory + "/B.safetensors", {{"c", {4, 5, 6}}});
+  write_map(directory + kIndexFile,
+            {{"a", "A.safetensors"}, {"b", "A.safetensors"}, {"c", "B.safetensors"}});
+  return directory;
+}
+
+std::vector<float> numbers_of(const Checkpoint& checkpoint, const std::string& name) {
+  return floats(checkpoint.only({name}).load().at(name).as_tensor());
+}
+
+Error error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {ErrorCode::io, ""};
+}
+
+std::string state_of(const Checkpoint& checkpoint, const std::string& file) {
+  for (const FileRow& row : checkpoint.directory()) {
+    if (row.name == file) return std::string(to_string(row.state));
+  }
+  return "not there";
+}
+
+TEST(Directory, TheIndexDecidesWhereATensorLiesInTwoShards) {
+  const std::string directory = two_shards();
+  write_vectors(directory + "/A.safetensors",
+                {{"a", {1, 2}}, {"b", {3}}, {"c", {9, 9}}, {"d", {7}}});
+  const auto checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(numbers_of(checkpoint, "c"), (std::vector<float>{4, 5, 6}));
+  EXPECT_EQ(numbers_of(checkpoint, "d"), std::vector<float>{7});
+  EXPECT_THAT(checkpoint.warnings,
+              ElementsAre("the index does not name a tensor that the files have: d",
+                          "A.safetensors: superseded, by what the index says: c"));
+  EXPECT_TRUE(verify(directory).findings.empty());
+}
+
+TEST(Directory, WhatLiesInAMissingShardMattersToWhoAsks) {
+  const std::string directory = two_shards();
+  fs::remove(directory + "/B.safetensors");
+  const auto checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(numbers_of(checkpoint, "a"), (std::vector<float>{1, 2}));
+  EXPECT_EQ(state_of(checkpoint, "B.safetensors"), "missing");
+  EXPECT_THAT(checkpoint.warnings, ElementsAre(HasSubstr("a file is missing: B.safetensors")));
+  for (const std::function<void()>& work : std::vector<std::function<void()>>{
+           [&] { (void)checkpoint.load(); }, [&] { (void)checkpoint.only({"c"}).load(); },
+           [&] { (void)checkpoint.tensor("c"); }, [&] { checkpoint.require_files(); },
+           [&] { (void)convert(directory, directory + "/out.pt", to_torch()); },
+           [&] {
+             Value tree = Value::dict({{"c", counting({3}, whole({3}), 0, false)}});
+             (void)load(tree, directory);
+           }}) {
+    const Error error = error_of(work);
+    EXPECT_EQ(error.code(), ErrorCode::incomplete) << error.what();
+    EXPECT_EQ(error.key(), "c");
+    EXPECT_THAT(error.path(), HasSubstr("B.safetensors"));
+    EXPECT_THAT(error.message(), HasSubstr("--partial"));
+  }
+  EXPECT_FALSE(fs::exists(directory + "/out.pt"));
+  const VerifyReport report = verify(directory);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_THAT(report.findings[0].text, HasSubstr("B.safetensors"));
+
+  ConvertOptions options = to_torch();
+  options.only = {"a"};
+  (void)convert(directory, directory + "/a.pt", options);
+  Value tree = Value::dict({{"b", counting({1}, whole({1}), 0, false)}});
+  (void)load(tree, directory);
+  EXPECT_EQ(floats(tree.at("b").as_tensor()), std::vector<float>{3});
+}
+
+TEST(Directory, PartialTakesWhatIsThere) {
+  const std::string directory = two_shards();
+  fs::remove(directory + "/B.safetensors");
+  const auto checkpoint = Checkpoint::open(directory, {.partial = true});
+  EXPECT_EQ(checkpoint.load().size(), 2U);
+  EXPECT_THAT(checkpoint.warnings, ElementsAre("a file is missing: B.safetensors; left out: c"));
+  EXPECT_TRUE(verify(directory, {.open = {.partial = true}}).findings.empty());
+  ConvertOptions options = to_torch();
+  options.open.partial = true;
+  EXPECT_EQ(convert(directory, directory + "/a.pt", options).tensors, 2U);
+}
+
+TEST(Directory, AnIndexWithoutFilesSaysWhoElseHasAll) {
+  const std::string directory = two_shards();
+  fs::rename(directory + "/A.safetensors", directory + "/one.safetensors");
+  fs::rename(directory + "/B.safetensors", directory + "/two.safetensors");
+  const Error error = error_of([&] { (void)Checkpoint::open(directory); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_THAT(error.message(), HasSubstr("hold all 3 tensors: --ignore-index"));
+  const auto checkpoint = Checkpoint::open(directory, {.ignore_index = true});
+  EXPECT_EQ(numbers_of(checkpoint, "c"), (std::vector<float>{4, 5, 6}));
+  fs::remove(directory + "/two.safetensors");
+  EXPECT_THAT(error_of([&] { (void)Checkpoint::open(directory); }).message(),
+              testing::Not(HasSubstr("--ignore-index")));
+}
+
+TEST(Directory, AStrayModelBesideAnIndexIsAConflict) {
+  const std::string directory = two_shards();
+  write_vectors(directory + "/model.safetensors", {{"a", {8, 8}}});
+  const Error error = error_of([&] { (void)Checkpoint::open(directory); });
+  EXPECT_EQ(error.code(), ErrorCode::conflict);
+  EXPECT_THAT(error.message(), HasSubstr("model.safetensors.index.json and model.safetensors"));
+  EXPECT_EQ(numbers_of(Checkpoint::open(directory + kIndexFile), "a"), (std::vector<float>{1, 2}));
+  EXPECT_EQ(numbers_of(Checkpoint::open(directory + "/model.safetensors"), "a"),
+            (std::vector<float>{8, 8}));
+  EXPECT_EQ(Checkpoint::open(directory, {.ignore_index = true}).leaves.size(), 1U);
+  // An index that names it is about it.
+  write_map(directory + kIndexFile, {{"a", "model.safetensors"}});
+  EXPECT_EQ(numbers_of(Checkpoint::open(directory), "a"), (std::vector<float>{8, 8}));
+}
+
+TEST(Directory, OtherFormsOfAModelAreNotPartOfIt) {
+  const std::string directory = temporary_directory();
+  write_vectors(directory + "/consolidated.safetensors", {{"x", {1}}});
+  write_vectors(directory + "/adapter_model.safetensors", {{"y", {1}}});
+  write_vectors(directory + "/model.safetensors", {{"a", {1, 2}}});
+  const auto checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(checkpoint.names(), std::vector<std::string>{"a"});
+  EXPECT_EQ(state_of(checkpoint, "consolidated.safetensors"), "not part of it");
+  EXPECT_THAT(checkpoint.warnings,
+              ElementsAre(HasSubstr("adapter_model.safetensors, consolidated.safetensors: ")));
+  fs::rename(directory + "/model.safetensors", directory + "/model-00001-of-00001.safetensors");
+  EXPECT_EQ(Checkpoint::open(directory).names(), std::vector<std::string>{"a"});
+  fs::remove(directory + "/model-00001-of-00001.safetensors");
+  fs::remove(directory + "/adapter_model.safetensors");
+  EXPECT_EQ(Checkpoint::open(directory).names(), std::vector<std::string>{"x"});
+}
+
+TEST(Directory, FilesOfRanksThatDoNotSayHowTheyAreCut) {
+  const std::string directory = temporary_directory();
+  for (const char* rank : {"0", "1"}) {
+    const std::string file = directory + "/model-rank-" + rank + "-part-";
+    write_vectors(file + "0.safetensors", {{"a", {rank[0] == '0' ? 1.0F : 2.0F}}});
+    write_vectors(file + "1.safetensors", {{"b", {3}}});
+  }
+  const Error error = error_of([&] { (void)Checkpoint::open(directory); });
+  EXPECT_EQ(error.code(), ErrorCode::unsupported);
+  EXPECT_THAT(error.message(), HasSubstr("vLLM"));
+  EXPECT_THAT(error.message(), HasSubstr("--rank R"));
+  EXPECT_EQ(numbers_of(Checkpoint::open(directory, {.rank = 1}), "a"), std::vector<float>{2});
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(directory, {.rank = 2}); }), ErrorCode::not_found);
+  fs::remove(directory + "/model-rank-1-part-0.safetensors");
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(directory, {.rank = 1}); }),
+            ErrorCode::incomplete);
+}
+
+TEST(Directory, EachFileThatIsCutShortIsTold) {
+  const std::string directory = two_shards();
+  for (const char* name : {"/A.safetensors", "/B.safetensors"})
+    fs::resize_file(directory + name, fs::file_size(directory + name) - 3);
+  const Error error = error_of([&] { (void)Checkpoint::open(directory); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_THAT(error.path(), HasSubstr("A.safetensors"));
+  EXPECT_THAT(error.message(), HasSubstr("the file lacks 3 bytes at its end; and "));
+  EXPECT_THAT(error.message(), HasSubstr("B.safetensors: "));
+}
+
+TEST(Directory, BytesBehindTheLastTensorCanBePassedOver) {
+  const std::string path = temporary_directory() + "/x.safetensors";
+  write_vectors(path, {{"a", {1, 2}}});
+  write_text(path, text_of(path) + std::string(16, '\0'));
+  const Error error = error_of([&] { (void)Checkpoint::open(path); });
+  EXPECT_EQ(error.code(), ErrorCode::corrupt);
+  EXPECT_THAT(error.message(),
+              HasSubstr("16 bytes after the last tensor; --accept trailing-bytes"));
+  const auto checkpoint = Checkpoint::open(path, {.accept = {"trailing-bytes"}});
+  EXPECT_EQ(numbers_of(checkpoint, "a"), (std::vector<float>{1, 2}));
+  EXPECT_THAT(checkpoint.warnings, ElementsAre(HasSubstr("16 bytes after the last tensor")));
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(path, {.accept = {"all"}}); }),
+            ErrorCode::invalid_argument);
+}
+
+TEST(Directory, ADataFileThatIsOnAnotherNode) {
+  const std::string directory = copy_of(kGolden + "variants/c2_multi");
+  fs::remove(directory + "/__0_0.distcp");
+  fs::remove(directory + "/__0_2.distcp");
+  const auto checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(state_of(checkpoint, "__0_0.distcp"), "missing");
+  EXPECT_EQ(numbers_of(checkpoint, "plain"),
+            numbers_of(Checkpoint::open(kGolden + "variants/c2_multi"), "plain"));
+  const Error error = error_of([&] { (void)checkpoint.only({"s0"}).load(); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_EQ(error.key(), "s0");
+  EXPECT_THAT(error.path(), HasSubstr("__0_0.distcp"));
+  const VerifyReport report = verify(directory);
+  ASSERT_EQ(report.findings.size(), 2U);
+  EXPECT_THAT(report.findings[0].text, HasSubstr("s0"));
+  EXPECT_THAT(report.findings[1].text, HasSubstr("tiny"));
+
+  const auto partial = Checkpoint::open(directory, {.partial = true});
+  EXPECT_EQ(partial.find("s0"), nullptr);
+  EXPECT_EQ(partial.find("tiny"), nullptr);
+  EXPECT_THAT(partial.warnings, Contains(HasSubstr("left out: s0, tiny")));
+  (void)partial.load();
+}
+
+// Every rank takes what is there, and all hear of what is not before anything is written.
+TEST(Directory, RanksLoadWhatTheyAskFor) {
+  const std::string directory = copy_of(kGolden + "variants/c2_multi");
+  fs::remove(directory + "/__0_0.distcp");
+  const auto own = [](int rank, const Shape& shape, std::int64_t begin, std::int64_t end) {
+    (void)rank;
+    const Box box{{begin, 0}, {end - begin, shape[1]}};
+    return counting(shape, box, -1, false);
+  };
+  for (const LoadReader reader : {LoadReader::every_rank, LoadReader::rank_zero}) {
+    LoadOptions options;
+    options.reader = reader;
+    run_ranks(2, [&](Group& group) {
+      Value tree = Value::dict({{"plain", counting({4}, whole({4}), -1, false)}});
+      (void)load(tree, directory, options, group);
+      EXPECT_NE(floats(tree.at("plain").as_tensor())[1], -1);
+      // Rows 0 to 2 are missing, and rank 0 wants them.
+      Value sharded =
+          Value::dict({{"s0", group.rank() == 0 ? own(0, {5, 3}, 0, 3) : own(1, {5, 3}, 3, 5)}});
+      const Error error = error_of([&] { (void)load(sharded, directory, options, group); });
+      EXPECT_EQ(error.code(), ErrorCode::incomplete) << error.what();
+      EXPECT_EQ(error.key(), "s0");
+    });
+  }
+  run_ranks(2, [&](Group& group) {
+    Value sharded =
+        Value::dict({{"s0", own(group.rank(), {5, 3}, 3 + group.rank(), 4 + group.rank())}});
+    (void)load(sharded, directory, group);
+    LoadOptions options;
+    options.open.partial = true;
+    EXPECT_EQ(code_of([&] { (void)load(sharded, directory, options, group); }),
+              ErrorCode::not_found);
+  });
+}
+
+TEST(Directory, EachCutDataFileIsTold) {
+  const std::string directory = copy_of(kGolden + "variants/c2_multi");
+  for (const char* name : {"/__0_0.distcp", "/__1_1.distcp"})
+    fs::resize_file(directory + name, fs::file_size(directory + name) - 5);
+  const Error error = error_of([&] { (void)Checkpoint::open(directory); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_EQ(error.key(), "s0");
+  EXPECT_THAT(error.message(), HasSubstr("__0_0.distcp"));
+  EXPECT_THAT(error.message(), HasSubstr("__1_1.distcp"));
+  EXPECT_THAT(error.message(), HasSubstr(": 5 are missing"));
+}
+
+TEST(Directory, WhatNothingNamesIsInTheTable) {
+  const std::string directory = copy_of(kGolden + "variants/c2_multi");
+  write_text(directory + "/notes.txt", "x");
+  write_text(directory + "/__7_0.distcp", "x");
+  const auto checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(state_of(checkpoint, "notes.txt"), "not part of it");
+  EXPECT_EQ(state_of(checkpoint, "__7_0.distcp"), "not understood");
+  EXPECT_EQ(state_of(checkpoint, "__1_1.distcp"), "used");
+  EXPECT_EQ(state_of(checkpoint, ".metadata"), "used");
+}
+
+TEST(Directory, OptionsWithoutAnEffectAreRefused) {
+  const std::string dcp = kGolden + "variants/c2_multi";
+  for (const OpenOptions& options : {OpenOptions{.ignore_index = true}, OpenOptions{.rank = 0},
+                                     OpenOptions{.accept = {"trailing-bytes"}}}) {
+    EXPECT_EQ(code_of([&] { (void)Checkpoint::open(dcp, options); }), ErrorCode::invalid_argument);
+    LoadOptions how;
+    how.open = options;
+    Value tree = Value::dict();
+    EXPECT_EQ(code_of([&] { (void)load(tree, dcp, how); }), ErrorCode::invalid_argument);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

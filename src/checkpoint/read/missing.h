@@ -1,0 +1,37 @@
+// Files that a checkpoint names and that are not there: what its leaves have in their place.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/lazy_source.h"
+#include "tessera/leaf.h"
+#include "tessera/value.h"
+
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
+namespace tessera {
+
+// A value of which no more is known than the file that it lies in: whoever reads all that belongs
+// to it gets that file's error.
+[[nodiscard]] Value missing_value(std::shared_ptr<const LazySource> file);
+// Whether missing_value() made it.
+[[nodiscard]] bool is_missing_value(const Value& value);
+
+// Whether the piece lies in a missing file.
+[[nodiscard]] bool is_missing(const Piece& piece);
+// A missing file that bytes of the value lie in; null: all are there.
+[[nodiscard]] const LazySource* missing_file(const Value& value);
+// The names of all of them, within their stores, sorted.
+[[nodiscard]] std::vector<std::string> missing_files(const Value& value);
+// Throws `incomplete` with the leaf's name for one that lies in a missing file.
+void require_here(const Leaf& leaf);
+
+// What opening a checkpoint says of missing files, and of the leaves that were left out for them;
+// none: no file is missing.
+[[nodiscard]] std::optional<std::string> warning_of_missing(const std::vector<std::string>& files,
+                                                            const std::vector<std::string>& left);
+
+}  // namespace tessera
+#pragma GCC visibility pop
