@@ -10,6 +10,7 @@
 
 #include "ending.h"
 #include "jobs.h"
+#include "options.h"
 #include "reports.h"
 #include "tensors.h"
 #include "tessera/checkpoint.h"
@@ -25,13 +26,10 @@ constexpr std::uint64_t kLargestFile = std::uint64_t{4} << 30U;  // bytes of one
 
 using Shared = std::shared_ptr<Opened>;
 
-Shared opened(nb::object path, std::uint64_t header_limit, bool part, bool raw) {
+Shared opened(nb::object path, nb::dict given) {
   const std::string where = place_of(path);
+  OpenOptions options = open_options(Options(std::move(given)));
   return run_job(nb::none(), [&](Job& job) {
-    OpenOptions options;
-    options.header_limit = header_limit;
-    options.part = part;
-    options.raw = raw;
     options.stop = job.stop();
     return std::make_shared<Opened>(Checkpoint::open(where, options));
   });
@@ -69,12 +67,12 @@ bool has(const Opened& self, nb::handle name) {
 Value loaded(const Checkpoint& checkpoint, const std::string& name) {
   const Checkpoint alone = checkpoint.map([&](Leaf leaf) -> std::optional<Leaf> {
     if (leaf.name != name) return std::nullopt;
-    return Leaf{"value", {}, std::move(leaf.value)};
+    return Leaf{name, {name}, std::move(leaf.value)};
   });
   return run_job(nb::none(), [&](Job& job) {
     LoadOptions options;
     options.stop = job.stop();
-    return alone.load(options).at("value");
+    return alone.load(options).at(name);
   });
 }
 

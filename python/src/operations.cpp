@@ -50,9 +50,7 @@ ConvertOptions convert_options(const Options& given, const std::string& target) 
   given.get("max_shard_size", options.max_shard_size);
   given.get("keep_duplicates", options.keep_duplicates);
   given.get("dequantize", options.dequantize);
-  given.get("header_limit", options.open.header_limit);
-  given.get("part", options.open.part);
-  given.get("raw", options.open.raw);
+  options.open = open_options(given);
   return options;
 }
 
@@ -91,10 +89,12 @@ nb::dict convert_opened(const Opened& source, nb::handle target, nb::dict given,
   }));
 }
 
-nb::dict verify(nb::handle given, bool read_data, int threads, nb::object progress) {
+nb::dict verify(nb::handle given, bool read_data, int threads, nb::dict how, nb::object progress) {
   const std::string path = place_of(given);
+  const OpenOptions open = open_options(Options(std::move(how)));
   const VerifyReport report = run_job(std::move(progress), [&](Job& job) {
     return tessera::verify(path, {.read_data = read_data,
+                                  .open = open,
                                   .threads = threads,
                                   .progress = job.progress(),
                                   .stop = job.stop()});
@@ -186,7 +186,7 @@ void bind_operations(nb::module_& module) {
   module.def("notes_of_left_ranks", notes_of_left_keys);
   module.def("convert", convert, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("convert_opened", convert_opened, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  module.def("verify", verify, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("verify", verify, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("diff", diff, nb::arg(), nb::arg(), nb::arg().none());
   module.def("scan", scan);
   module.def("seal", seal, nb::arg(), nb::arg(), nb::arg().none());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/layout.h"
+#include "tessera/open_options.h"
 #include "text.h"
 
 namespace tessera::python {
@@ -37,6 +38,9 @@ class Options {
   void get(const char* name, std::optional<bool>& value) const {
     if (const auto found = find(name)) value = nb::cast<bool>(*found);
   }
+  void get(const char* name, std::optional<int>& value) const {
+    if (const auto found = find(name)) value = nb::cast<int>(*found);
+  }
   void get(const char* name, std::optional<DType>& value) const {
     if (const auto found = find(name)) value = dtype_from_torch(text_of(*found));
   }
@@ -51,5 +55,18 @@ class Options {
 
   nb::dict given_;
 };
+
+// How a checkpoint is opened, by the names of `tessera.open`; what else is given is not looked at.
+[[nodiscard]] inline OpenOptions open_options(const Options& given) {
+  OpenOptions options;
+  given.get("header_limit", options.header_limit);
+  given.get("part", options.part);
+  given.get("raw", options.raw);
+  given.get("partial", options.partial);
+  given.get("ignore_index", options.ignore_index);
+  given.get("rank", options.rank);
+  given.get("accept", options.accept);
+  return options;
+}
 
 }  // namespace tessera::python

@@ -26,6 +26,10 @@ def open(
     memory: int = 64 << 20,
     part: bool = False,
     raw: bool = False,
+    partial: bool = False,
+    ignore_index: bool = False,
+    rank: int | None = None,
+    accept: Sequence[str] = (),
 ) -> Checkpoint:
     """Opens a checkpoint of any kind: a file, a directory or a URL.
 
@@ -36,13 +40,26 @@ def open(
     A whole module that torch.save pickled is what its state_dict() would be, with a warning that says
     so; with `raw` it is the object that it was pickled as.
 
+    What lies in a file that is missing is incomplete for who asks for it; with `partial` it is left out. With
+    `ignore_index` the files of a set say what they hold, not its index. `rank` chooses among files that ranks wrote under
+    the same names (vLLM). `accept` has faults to pass over: "trailing-bytes" behind the last tensor of a safetensors file.
+
     >>> import tessera
     >>> with tessera.open(example) as checkpoint:
     ...     checkpoint.kind, list(checkpoint)
     ('dcp', ['model.w', 'step'])
     """
-    core = _core.open(os.fspath(path), header_limit, part, raw)
-    return Checkpoint(core, _Place(_absolute(os.fsdecode(path)), header_limit, part, raw), threads, memory)
+    how = {
+        "header_limit": header_limit,
+        "part": part,
+        "raw": raw,
+        "partial": partial,
+        "ignore_index": ignore_index,
+        "rank": rank,
+        "accept": listed(accept),
+    }
+    core = _core.open(os.fspath(path), how)
+    return Checkpoint(core, _Place(_absolute(os.fsdecode(path)), how), threads, memory)
 
 
 @dataclass(frozen=True)
@@ -50,14 +67,12 @@ class _Place:
     """What opens the same checkpoint again, wherever the working directory is by then."""
 
     path: str
-    header_limit: int
-    part: bool
-    raw: bool
+    how: dict[str, Any]  # the options of `open`
     only: tuple[tuple[str, ...], ...] = ()  # what was chosen of it, and then of that
 
     def opened(self, identity: list[tuple[str, str]]) -> Any:
         """Raises `conflict` for another save than the one of which `_core` has told this identity."""
-        core = _core.open(self.path, self.header_limit, self.part, self.raw)
+        core = _core.open(self.path, self.how)
         if core.identity() != identity:
             text = f"conflict: another save is there than the one that was open when it was pickled [{self.path}]"
             raise ConflictError(text, self.path)

@@ -32,6 +32,10 @@ def load(
     dtype: Any = None,
     mmap: bool = False,
     threads: int = 2,
+    partial: bool = False,
+    ignore_index: bool = False,
+    rank: int | None = None,
+    accept: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Any:
     """Reads a checkpoint of any kind whole, or what `only` chooses of it.
@@ -40,7 +44,8 @@ def load(
     torch's, and elsewhere arrays of numpy. numpy has no bfloat16 and no 8-bit floats without the package ml_dtypes.
     Floating-point tensors of 16 bits and more are converted to `dtype`. Values are objects of Python, of numpy (arrays, scalars and dtypes of
     numbers) and of torch (dtypes, devices, sizes; where the program has imported it), and `Opaque` where they have another class: nothing
-    is imported or called because a file names it. `progress(done, total)` hears of bytes.
+    is imported or called because a file names it. `progress(done, total)` hears of bytes. `partial`, `ignore_index`, `rank`
+    and `accept` are those of `open`.
 
     With `mmap` nothing is read where a local file has the bytes of a tensor as they are wanted: in one piece, plain, and
     aligned. Those of safetensors and torch.save mostly lie so, those of DCP mostly do not. The tensor or array is a view of
@@ -54,7 +59,9 @@ def load(
     >>> tessera.load(example, only=["step"])
     {'step': 7}
     """
-    with open(path, threads=threads) as checkpoint:
+    with open(
+        path, threads=threads, partial=partial, ignore_index=ignore_index, rank=rank, accept=accept
+    ) as checkpoint:
         chosen = checkpoint.only(only) if only else checkpoint
         return chosen.load(framework=framework, dtype=dtype, mmap=mmap, progress=progress)
 
@@ -128,9 +135,9 @@ def convert(
     `to` is the kind, if the target's name does not say it. `only` takes what it takes in `load`, and
     "model" and "optim" wherever they lie. `rename` has rules `RE=>TO`: matches of RE, in RE2's syntax,
     become TO, in which `\\1` and `$1` are its first group. `slice` has rules like "embed[0:10]": of that
-    tensor those rows alone. The other options are those of the command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes),
-    `keep_duplicates`, `allow_wrap`, `single_writer`, `unit`, `orig_params`, `olmo_safetensors`,
-    `model_only`, `config`, `header_limit`, `part`, `raw`.
+    tensor those rows alone. The other options are those of the command: `ranks`, `overwrite`,
+    `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes), `keep_duplicates`, `allow_wrap`, `single_writer`, `unit`, `orig_params`, `olmo_safetensors`,
+    `model_only`, `config`, `header_limit`, `part`, `raw`, `partial`, `ignore_index`, `rank`, `accept`.
 
     >>> import tessera
     >>> report = tessera.convert(example, directory + "/model.safetensors", only=["model"])
@@ -140,6 +147,7 @@ def convert(
     _require_known(options)
     options.update(
         slice=listed(options.get("slice", ())),
+        accept=listed(options.get("accept", ())),
         to=to,
         only=listed(only),
         rename=listed(rename),
@@ -155,9 +163,11 @@ def convert(
 
 _CONVERT_OPTIONS = frozenset(
     (
+        "accept",
         "allow_wrap",
         "config",
         "header_limit",
+        "ignore_index",
         "keep_duplicates",
         "max_shard_size",
         "memory",
@@ -166,6 +176,8 @@ _CONVERT_OPTIONS = frozenset(
         "orig_params",
         "overwrite",
         "part",
+        "partial",
+        "rank",
         "ranks",
         "raw",
         "resume",
@@ -184,17 +196,27 @@ def _require_known(options: dict[str, Any]) -> None:
 
 
 def verify(
-    path: Path, *, read_data: bool = True, threads: int = 2, progress: Progress | None = None
+    path: Path,
+    *,
+    read_data: bool = True,
+    threads: int = 2,
+    partial: bool = False,
+    ignore_index: bool = False,
+    rank: int | None = None,
+    accept: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Checks structure, coverage, sizes and every checksum that there is.
 
-    A checkpoint that cannot be opened is a finding, not an exception.
+    A checkpoint that cannot be opened is a finding, not an exception, and so is a file that is missing, unless `partial`
+    leaves out what lies there. `ignore_index`, `rank` and `accept` are those of `open`.
 
     >>> import tessera
     >>> tessera.verify(example).findings
     []
     """
-    made = _core.verify(os.fspath(path), read_data, threads, progress)
+    how = {"partial": partial, "ignore_index": ignore_index, "rank": rank, "accept": listed(accept)}
+    made = _core.verify(os.fspath(path), read_data, threads, how, progress)
     made["findings"] = [Finding(code, text) for code, text in made["findings"]]
     made["files"] = [CheckedBytes(*checked) for checked in made["files"]]
     return VerifyReport(**made)

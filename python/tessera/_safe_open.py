@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,18 +21,31 @@ class safe_open:
     ...     file.keys(), file.get_slice("model.w")[1:2, :2].tolist()
     (['model.w'], [[4.0, 5.0]])
 
+    `partial`, `ignore_index`, `rank` and `accept` are those of `tessera.open`.
+
     With `mmap` tensors are views of the mapped file where `tessera.load` would give such; their bytes are not checked.
     """
 
     def __init__(
-        self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu", *, mmap: bool = False
+        self,
+        filename: str | os.PathLike[str],
+        framework: str,
+        device: Any = "cpu",
+        *,
+        mmap: bool = False,
+        partial: bool = False,
+        ignore_index: bool = False,
+        rank: int | None = None,
+        accept: Sequence[str] = (),
     ) -> None:
         self._framework = framework_of(framework)
         self._device = None if str(device) == "cpu" else device
         if self._device is not None and self._framework != "torch":
             raise InvalidArgumentError(f"invalid_argument: arrays of numpy are on the cpu, not on {device!r}")
         self._mmap = mmap
-        self._checkpoint: Checkpoint = open(filename)
+        self._checkpoint: Checkpoint = open(
+            filename, partial=partial, ignore_index=ignore_index, rank=rank, accept=accept
+        )
 
     def __enter__(self) -> safe_open:
         return self
