@@ -25,7 +25,9 @@ constexpr std::byte kFailed{2};
 class Running {
  public:
   Running(const std::stop_token& stop, const std::function<void(const std::stop_token&)>& work)
-      : forward_(stop, [this] { source_.request_stop(); }), thread_([this, &work] {
+      : forward_(stop, [this] { source_.request_stop(); }),
+        thread_([this, &work, job = thread_job()] {
+          thread_job() = job;
           const HeedStop heeding(source_.get_token());
           auto failure = failure_of([&] { work(source_.get_token()); });
           const std::lock_guard lock(mutex_);

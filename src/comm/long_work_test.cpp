@@ -69,6 +69,19 @@ TEST(LongWork, WithoutInterruptsRanksAskOneAnother) {
 }
 
 // An interrupt is of the work before one fold, whoever comes to it late, and not of what follows.
+// So what it sends is counted there, whichever thread does it.
+TEST(LongWork, TheWorkBelongsToTheJobOfItsCaller) {
+  std::atomic<int> settling = 0;
+  run_ranks(2, [&](Group& carrying) {
+    Plain group(carrying);
+    const Settling all;
+    agree_on_long_work(group, "working", {}, [&](const std::stop_token&) {
+      settling += Settling::is_under_way() ? 1 : 0;
+    });
+  });
+  EXPECT_EQ(settling, 2);
+}
+
 TEST(LongWork, AnInterruptEndsWithItsFold) {
   std::atomic<int> done = 0;
   run_ranks(3, [&](Group& group) {
