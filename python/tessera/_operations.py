@@ -136,8 +136,9 @@ def convert(
     "model" and "optim" wherever they lie. `rename` has rules `RE=>TO`: matches of RE, in RE2's syntax,
     become TO, in which `\\1` and `$1` are its first group. `slice` has rules like "embed[0:10]": of that
     tensor those rows alone. The other options are those of the command: `ranks`, `overwrite`,
-    `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes), `keep_duplicates`, `allow_wrap`, `single_writer`, `unit`, `orig_params`, `olmo_safetensors`,
-    `model_only`, `config`, `header_limit`, `part`, `raw`, `partial`, `ignore_index`, `rank`, `accept`.
+    `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes), `keep_duplicates`, `allow_wrap`,
+    `single_writer`, `unit`, `orig_params`, `olmo_safetensors`, `model_only`, `config`, `header_limit`,
+    `part`, `raw`, `partial`, `ignore_index`, `rank`, `accept`.
 
     >>> import tessera
     >>> report = tessera.convert(example, directory + "/model.safetensors", only=["model"])

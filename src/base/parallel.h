@@ -27,6 +27,7 @@ struct ThreadJob {
   TrafficCount* traffic = nullptr;  // likewise
   RecentBlocks* blocks = nullptr;   // likewise
   bool is_settling = false;
+  bool is_behind = false;  // a save in the background: it waits for no such save
 };
 [[nodiscard]] ThreadJob& thread_job() noexcept;
 

@@ -21,6 +21,7 @@
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
+#include "checkpoint/open/under_way.h"
 #include "checkpoint/read/side_file.h"
 #include "comm/confer.h"
 #include "comm/message.h"
@@ -330,6 +331,7 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
   const bool is_told = options.reader == LoadReader::rank_zero;
   std::unique_ptr<Checkpoint> own;  // rank 0's, unless it is opened by a catalog
   const auto begin = [&] {
+    await_saves(where, Looks::at_place, options.stop);
     require_going_on(options.stop);
     require_threads(options.threads);
   };
@@ -379,6 +381,7 @@ LoadSource open_own_or_all(const Location& where, const Value& model, const Load
                            Group& group) {
   std::optional<OwnFiles> own;
   const auto contribute = [&] {
+    await_saves(where, Looks::at_place, options.stop);
     require_going_on(options.stop);
     if (options.reader == LoadReader::every_rank)
       own = open_own_files(where, model, {group.rank(), group.size()});

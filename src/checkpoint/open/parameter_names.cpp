@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/under_way.h"
 #include "checkpoint/read/missing.h"
 #include "storage/forwarding_store.h"
 #include "tessera/checkpoint.h"
@@ -34,6 +35,7 @@ const Leaf* find_leaf(const std::vector<Leaf>& leaves, std::string_view name) {
 
 Checkpoint Checkpoint::open(const Location& where, const OpenOptions& options) {
   const HeedStop heeding(options.stop);
+  await_saves(where, Looks::at_place, options.stop);
   Place place = place_of(where);
   place.store = stopping_store(std::move(place.store), options.stop);
   Checkpoint checkpoint = open_checkpoint(place, options);

@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/under_way.h"
 #include "checkpoint/read/guard.h"
 #include "checkpoint/run/steps.h"
 #include "checkpoint/run/upload.h"
@@ -317,6 +318,7 @@ CopyReport copy(const Location& from, const Location& to, const CopyOptions& opt
   require_threads(options.threads);
   require_going_on(options.stop);
   const HeedStop heeding(options.stop);
+  await_saves(from, Looks::at_run, options.stop);  // or a checkpoint's own place
   Place place = place_of(from);
   // A store's own sources, which it can copy by itself, not those of a snapshot.
   if (!from.store && !is_on_disk(from))

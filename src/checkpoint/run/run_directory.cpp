@@ -10,6 +10,7 @@
 #include "base/process.h"
 #include "checkpoint/load/own_files.h"
 #include "checkpoint/open/located.h"
+#include "checkpoint/open/under_way.h"
 #include "checkpoint/run/judge.h"
 #include "checkpoint/run/steps.h"
 #include "comm/confer.h"
@@ -46,6 +47,7 @@ std::string and_more(const std::vector<std::string>& texts) {
 }  // namespace
 
 std::vector<RunCheckpoint> run_checkpoints(const Location& run) {
+  await_saves(run, Looks::at_run);
   std::vector<RunCheckpoint> checkpoints;
   for (const StepDirectory& one : marked(run, standing(step_directories(run))))
     checkpoints.push_back({one.step, one.unsharded, directory_in(run, one.directory)});
@@ -54,6 +56,7 @@ std::vector<RunCheckpoint> run_checkpoints(const Location& run) {
 
 LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
   require_threads(check.threads);
+  await_saves(run, Looks::at_run, check.stop);
   LatestCheckpoint latest;
   bool any_left = false;
   const LeftLine left = read_left(*directory_store(run));
@@ -79,6 +82,7 @@ LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
 LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check, Group& group) {
   const Purpose purpose("looking for the latest checkpoint");
   if (group.size() == 1) return latest_checkpoint(run, check);
+  await_saves(run, Looks::at_run, check.stop);
   LatestCheckpoint latest;
   bool any_left = false;
   for (SeenStep& one : seen_steps(run, group)) {
@@ -327,6 +331,7 @@ auto fields(FieldsOf<RetentionReport> auto& report) {
 
 RetentionReport retain(const Location& run, const RunCheckpoint& saved,
                        const Retention& retention) {
+  await_saves(run, Looks::at_run, retention.check.stop);
   require_whole(saved, retention.check);
   return retain_verified(run, saved, retention);
 }
@@ -335,6 +340,7 @@ RetentionReport retain(const Location& run, const RunCheckpoint& saved, const Re
                        Group& group) {
   constexpr const char* kOperation = "removing old checkpoints";
   const Purpose purpose(kOperation);
+  await_saves(run, Looks::at_run, retention.check.stop);
   Judgement judgement = judge(saved.where, retention.check, group);
   if (judgement.fault) throw judgement.fault->while_doing(kVerifying);
   std::vector<std::string> warnings;

@@ -12,6 +12,7 @@
 #include "base/parallel.h"
 #include "base/process.h"
 #include "checkpoint/open/located.h"
+#include "checkpoint/open/under_way.h"
 #include "checkpoint/run/steps.h"
 #include "checkpoint/run/upload_files.h"
 #include "checkpoint/save/place.h"
@@ -382,6 +383,7 @@ class Upload {
 
 UploadReport upload(const Location& from, const Location& to, const UploadOptions& options,
                     Group& group) {
+  await_saves(from, Looks::at_place, options.stop);
   return Upload(from, to, options, group).run();
 }
 

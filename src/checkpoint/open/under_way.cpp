@@ -1,0 +1,135 @@
+#include "checkpoint/open/under_way.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/log.h"
+#include "base/parallel.h"
+#include "base/process.h"
+#include "storage/storage.h"
+#include "tessera/storage.h"
+#include "value/render.h"
+
+namespace tessera {
+
+void Decision::make() {
+  const std::lock_guard lock(mutex_);
+  is_made_ = true;
+  changed_.notify_all();
+}
+
+void Decision::wait() const {
+  std::unique_lock lock(mutex_);
+  wait_for_change(changed_, lock, [this] { return is_made(); });
+}
+
+bool Decision::wait_for(std::chrono::milliseconds time) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, time, [this] { return is_made(); });
+}
+
+namespace {
+
+struct UnderWayEntry {
+  std::uint64_t number = 0;
+  MadeHere made_here = {};
+  std::string place;
+  std::shared_ptr<const Decision> decision;
+};
+
+// Is there until the process ends: threads may work on behind the end of main().
+struct UnderWayTable {
+  ShortMutex mutex;
+  std::vector<UnderWayEntry> entries;  // guarded by mutex
+  std::uint64_t last = 0;              // guarded by mutex
+  std::atomic<std::size_t> size{0};    // of entries
+};
+
+UnderWayTable& under_way = *new UnderWayTable;
+
+bool is_path(std::string_view text) {
+  return text.find("://") == std::string_view::npos || text.starts_with("file:");
+}
+
+std::string absolute_path(const std::string& text) {
+  std::error_code none;
+  const std::filesystem::path path = std::filesystem::absolute(without_file_scheme(text), none);
+  const auto followed = std::filesystem::weakly_canonical(path, none);
+  return (none ? path.lexically_normal() : followed).string();
+}
+
+// The place as a text, without a slash at its end.
+std::string key_of_place(const Location& where) {
+  std::string text = where.store ? where.store->name() : where.path;
+  const bool is_named = !where.name.empty();
+  if (where.store && is_path(text) && !text.starts_with('/')) {
+    // A store that is no directory, such as one in memory, is only itself.
+    text =
+        fmt::format("{} at {}://{}", text, static_cast<const void*>(where.store.get()), where.name);
+  } else if (is_path(text)) {
+    text = absolute_path(is_named ? text + "/" + where.name : text);
+  } else if (is_named) {
+    text += "/" + where.name;
+  }
+  while (text.size() > 1 && text.ends_with('/')) text.pop_back();
+  return text;
+}
+
+// Whether `inner` is `outer` or below it.
+bool is_in(std::string_view inner, std::string_view outer) {
+  if (!inner.starts_with(outer)) return false;
+  return inner.size() == outer.size() || outer.ends_with('/') || inner[outer.size()] == '/';
+}
+
+std::shared_ptr<const Decision> first_under_way(const std::string& place, Looks looks) {
+  const std::lock_guard lock(under_way.mutex);
+  for (const UnderWayEntry& entry : under_way.entries) {
+    if (!entry.made_here || entry.decision->is_made()) continue;
+    const bool is_there = looks == Looks::at_run ? is_in(entry.place, place)  //
+                                                 : is_in(place, entry.place);
+    if (is_there) return entry.decision;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+UnderWay::UnderWay(const Location& where, std::shared_ptr<const Decision> decision)
+    : number_([&] {
+        UnderWayEntry entry{.place = key_of_place(where), .decision = std::move(decision)};
+        const std::lock_guard lock(under_way.mutex);
+        entry.number = ++under_way.last;
+        under_way.entries.push_back(std::move(entry));
+        under_way.size = under_way.entries.size();
+        return under_way.last;
+      }()) {}
+
+UnderWay::~UnderWay() {
+  const std::lock_guard lock(under_way.mutex);
+  std::erase_if(under_way.entries,
+                [this](const UnderWayEntry& entry) { return entry.number == number_; });
+  under_way.size = under_way.entries.size();
+}
+
+void await_saves(const Location& where, Looks looks, const std::stop_token& stop) {
+  constexpr std::chrono::milliseconds kBetweenLooks{50};
+  if (under_way.size == 0 || thread_job().is_behind) return;
+  const std::string place = key_of_place(where);
+  bool is_said = false;
+  while (const auto decision = first_under_way(place, looks)) {
+    if (!std::exchange(is_said, true))
+      log(LogLevel::info, "waiting for the save that is under way at " + printable(place));
+    while (!decision->wait_for(kBetweenLooks))
+      if (stop.stop_requested() || HeedStop::is_requested()) return;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// Saves of this process that go on while other threads of it work: who opens such a place waits.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+
+#include "tessera/location.h"
+
+namespace tessera {
+
+// What one thread decides once, and any may wait for.
+class Decision {
+ public:
+  void make();
+  [[nodiscard]] bool is_made() const noexcept { return is_made_; }
+  void wait() const;
+  // Returns whether it is made.
+  [[nodiscard]] bool wait_for(std::chrono::milliseconds time) const;
+
+ private:
+  std::atomic<bool> is_made_ = false;  // changes under mutex_
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+};
+
+// Says, while it lives, that a save to a place is under way until `decision`. What a child of
+// fork() has of it says nothing.
+class UnderWay {
+ public:
+  UnderWay(const Location& where, std::shared_ptr<const Decision> decision);
+  ~UnderWay();
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+
+ private:
+  const std::uint64_t number_;  // of the entry
+};
+
+// What somebody is about to look at.
+enum class Looks : std::uint8_t {
+  at_place,  // a checkpoint, or an object in it
+  at_run,    // checkpoints below a place
+};
+
+// Waits until no save is under way there. Returns earlier once `stop`, or what HeedStop heeds, is
+// requested: callers ask for it next. Threads that themselves work for such a save do not wait
+// (ThreadJob::is_behind). Places are the same if their absolute paths are, links followed, or their
+// URLs; of other stores if they are one Store.
+void await_saves(const Location& where, Looks looks, const std::stop_token& stop = {});
+
+}  // namespace tessera
