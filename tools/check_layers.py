@@ -20,7 +20,7 @@ ROOMS = {
     "format": ["pickle", "zip", "torch", "safetensors", "exported", "dcp", "sharded", "olmo"],
     "storage": ["memory", "posix", "cache", "http", "s3", "hub"],
     "torch": ["test_device"],
-    "checkpoint": ["read", "dcp", "open", "load", "save", "write", "together", "check", "run"],
+    "checkpoint": ["read", "dcp", "open", "load", "save", "write", "together", "check", "run", "background"],
     "fsdp": ["plan", "unit", "step", "deferred", "wrap", "modules", "state", "testing"],
 }
 
@@ -36,8 +36,9 @@ HEADERS = {
     "leaf.h": "value", "numpy_array.h": "value", "tensor_view.h": "value", "value.h": "value",
     "location.h": "storage", "storage.h": "storage", "stores.h": "storage",
     "comm.h": "comm",
-    "checkpoint.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "data_files.h": "checkpoint",
-    "load_options.h": "checkpoint", "mapped.h": "checkpoint", "open_options.h": "checkpoint", "restore.h": "checkpoint", "run_directory.h": "checkpoint",
+    "checkpoint.h": "checkpoint", "checkpoint_writer.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint",
+    "data_files.h": "checkpoint", "load_options.h": "checkpoint", "mapped.h": "checkpoint", "open_options.h": "checkpoint",
+    "restore.h": "checkpoint", "run_directory.h": "checkpoint",
     "save_options.h": "checkpoint", "stateful.h": "checkpoint", "verify.h": "checkpoint",
     "collectives.h": "torch", "distributed_sampler.h": "torch", "mesh.h": "torch", "parameter.h": "torch",
     "tensor_value.h": "torch",

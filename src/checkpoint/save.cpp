@@ -1,3 +1,5 @@
+#include "checkpoint/save.h"
+
 #include <memory>
 #include <new>
 
@@ -148,9 +150,9 @@ bool is_filled_together(CheckpointKind kind, const SaveOptions& options) {
 SaveResult save_staged(const Value& tree, const Location& where, const SaveOptions& options,
                        Group& group, const JobLog& log);
 
-// Tells of each phase.
+// Tells of each phase. `failure`: as save_or_fail() has it; null: none.
 SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOptions& options,
-                          Group& group, const JobLog& log) {
+                          Group& group, const JobLog& log, const Error* failure = nullptr) {
   Location where = given;
   CheckpointKind kind{};
   bool is_staged = false;
@@ -158,6 +160,7 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
   Checkpoint file;
   log.phase("plan", [&] {
     const auto begin = [&]() -> Bytes {
+      if (failure != nullptr) throw Error(*failure);
       kind = kind_to_save(given, options);
       require_fitting(given, kind, options);
       where = located_target(given, options.safetensors ? "" : row_of(kind).file);
@@ -220,21 +223,26 @@ SaveResult save_staged(const Value& tree, const Location& where, const SaveOptio
 
 }  // namespace
 
-SaveResult save(const Value& tree, const Location& where, const SaveOptions& options,
-                Group& group) {
+SaveResult save_or_fail(const std::optional<Error>& failure, const Value& tree,
+                        const Location& where, const SaveOptions& options, Group& group) {
   const HeedStop heeding(options.stop);
   const Purpose purpose("saving a checkpoint");
   const JobLog log(options.events, "save", group.rank(), to_string(where));
   SaveResult result;
   try {
     log.phase("all", [&] {
-      result = save_in_phases(tree, where, options, group, log);
+      result = save_in_phases(tree, where, options, group, log, failure ? &*failure : nullptr);
       return result.bytes_written;
     });
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::io, "no memory is left").while_doing("saving a checkpoint");
   }
   return result;
+}
+
+SaveResult save(const Value& tree, const Location& where, const SaveOptions& options,
+                Group& group) {
+  return save_or_fail(std::nullopt, tree, where, options, group);
 }
 
 SaveResult save(const Value& tree, const Location& where, const SaveOptions& options) {

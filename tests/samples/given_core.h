@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "tessera/checkpoint.h"
+#include "tessera/checkpoint_writer.h"
 #include "tessera/data_files.h"
 #include "tessera/restore.h"
 #include "tessera/stateful.h"

@@ -1,0 +1,126 @@
+// CheckpointWriter: saves in the background, while a training goes on.
+//
+//   CheckpointWriter writer;  // once; of several ranks each has a group that nothing else uses
+//   const Value tree = Value::dict({{"step", 400}});
+//   const PendingSave pending = writer.save(tree, "run/step400");  // copies the tensors
+//   ...
+//   pending.result();  // waits, throws what failed
+//
+// save() copies every tensor into an arena, memory that is made and touched once and then used
+// again, and returns. A thread of the writer's own then does what save() of checkpoint.h does, from
+// these copies and over the writer's group: all of its contract holds, on every kind and store.
+// docs/design/async.md says who owns the arena when, and what a kill at each moment leaves.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "tessera/comm.h"
+#include "tessera/location.h"
+#include "tessera/save_options.h"
+#include "tessera/value.h"
+
+namespace [[gnu::visibility("default")]] tessera {
+
+class BackgroundWriter;
+class SaveOutcome;
+
+// A save that was begun. Copies are handles of the same one; they may outlive the writer. Any
+// thread may call any member. In a child of fork() each throws `invalid_argument`: the save is its
+// parent's.
+class PendingSave {
+ public:
+  // Whether the arena has the tensors of this rank. If not, result() says why.
+  [[nodiscard]] bool staged() const;
+  // Whether it is decided: the checkpoint is there, or the save has failed. Does not wait.
+  [[nodiscard]] bool done() const;
+  // Waits until it is decided. Throws what failed, on every rank the same error with the share of
+  // each; every call does. An error that this has thrown counts as taken.
+  SaveResult result() const;  // NOLINT(modernize-use-nodiscard): it is also called to wait
+
+ private:
+  friend class CheckpointWriter;
+  friend class BackgroundWriter;
+  explicit PendingSave(std::shared_ptr<SaveOutcome> outcome) : outcome_(std::move(outcome)) {}
+  std::shared_ptr<SaveOutcome> outcome_;  // the writer's thread decides it
+};
+
+// Hears that a save is decided, on the writer's thread: result() of `save` returns or throws at
+// once. The next save begins when it returns, so others may wait for it; result() may have returned
+// before. Calls of the writer are `invalid_argument` there. What it throws becomes a warning.
+using SaveDone = std::function<void(const PendingSave& save)>;
+
+// What save() does while an earlier save is under way: one at a time has the arena.
+enum class IfBusy : std::uint8_t {
+  wait,    // until that one is decided
+  refuse,  // the new one is `limit`, by its result()
+};
+
+struct WriterOptions {
+  // Bytes of the arena, which is made and touched by the constructor; a save that needs more is
+  // `limit`. 0: as many as the first save needs, which makes it. A later save that needs more has
+  // it made anew, and a note of the log says so: an optimizer may get its state after the first.
+  std::uint64_t bytes = 0;
+  IfBusy if_busy = IfBusy::wait;
+  std::uint64_t rate = 0;  // bytes a second that are taken from the arena at most; 0: any
+  // Threads of the writer run only where a processor has nothing else to do. Where none ever is
+  // free, a save takes as long as that lasts. False: they have the priority of the process.
+  bool idle = true;
+  int threads = 2;  // that copy into the arena
+  // How long the destructor waits.
+  std::chrono::milliseconds end_within = std::chrono::minutes(10);
+};
+
+class CheckpointWriter {
+ public:
+  // Every rank makes one over a group of its own, which the writer's thread alone uses from now on,
+  // and which lives as long as the thread. Throws `invalid_argument` for no group, for threads that
+  // are not 1 to 1024 and a negative end_within, and `io` where there is no memory for the arena.
+  explicit CheckpointWriter(std::shared_ptr<Group> group, WriterOptions options = {});
+  // The same for one process.
+  explicit CheckpointWriter(WriterOptions options = {});
+  // Waits until all saves are decided. Those that are not ten seconds before `end_within` is over,
+  // or when half of it is, are asked to end, as by SaveOptions::stop. A thread that does not end
+  // then either stays behind, with its arena and its group. Warnings of the log say which saves
+  // were lost, and which errors nobody took. In a child of fork() it does nothing.
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // Returns when the arena has all tensors of `tree`. Then the caller may change, free or replace
+  // whatever the tree leads to: what is saved are values and tensors of this moment, bit for bit.
+  // Of a storage all bytes are copied, once, however many tensors share it, so that kinds that keep
+  // storages whole save what save() would. `where`, and a Store in it, must stay what they are.
+  // Hooks of the options run on the writer's thread, `stop` is heeded until the save is decided.
+  //
+  // Every rank calls it in the same order; a call is one save of the group on every rank, whatever
+  // comes of it. So a rank that cannot take part (`limit`, no memory, a tree that save() refuses)
+  // says so in the save itself, and result() is that error on all ranks. The next save works, if
+  // the group is whole.
+  //
+  // An error of an earlier save that nobody has taken is thrown here, and nothing is saved: on
+  // other ranks, if they had taken it, the save fails with the same code. Of several untaken ones
+  // the first is thrown, and warnings tell the others.
+  //
+  // Until the save is decided, whoever opens that place in this process by load(), by
+  // Checkpoint::open or as the source of a copy waits, as latest_checkpoint(), run_checkpoints()
+  // and retain() of its run do, unless their `stop` ends that. The log notes whom they wait for.
+  // Several threads take turns; in a child of fork() it is `invalid_argument`.
+  PendingSave save(const Value& tree, const Location& where, const SaveOptions& options = {},
+                   SaveDone done = {});
+
+  // Waits until all saves are decided and all callbacks have returned. Throws as save() does the
+  // first error that nobody has taken. Not collective.
+  void wait();
+
+  // Bytes that a save of the tree needs of the arena, for WriterOptions::bytes. Throws
+  // `invalid_argument` as save() does for a tree that cannot be saved.
+  [[nodiscard]] static std::uint64_t bytes_of(const Value& tree);
+
+ private:
+  std::shared_ptr<BackgroundWriter> writer_;  // the thread has it, too
+};
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// The memory that saves in the background are written from.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "tessera/io.h"
+
+namespace tessera {
+
+// Memory of the system, made once and touched, for the snapshot of one save after another. Children
+// of fork() do not have it: what is copied into it while one lives would be copied once more, page
+// by page. One thread uses the members.
+class Arena {
+ public:
+  // `bytes`: its size for good, and it is made now; 0: that of the largest snapshot so far.
+  Arena(std::uint64_t bytes, int threads);
+
+  // Room for a snapshot of so many bytes, from the beginning on: what was there is lost. Throws
+  // `limit` if it is too small for good, and `io` if the system has no memory.
+  MutableByteView room(std::uint64_t bytes);
+  // Keeps the memory alive that room() has given.
+  [[nodiscard]] const std::shared_ptr<std::byte>& owner() const noexcept { return memory_; }
+
+ private:
+  void make(std::uint64_t bytes);
+
+  const bool is_fixed_;
+  const int threads_;  // that touch it
+  std::uint64_t size_ = 0;
+  std::shared_ptr<std::byte> memory_;  // null: none was made
+};
+
+// How many bytes a second may pass.
+class Pace {
+ public:
+  explicit Pace(std::uint64_t rate) : rate_(rate) {}  // bytes a second, not 0
+  // Returns when so many bytes more may pass. From any thread. Throws `cancelled` once the job of
+  // the thread is to end (HeedStop).
+  void pass(std::uint64_t bytes);
+
+ private:
+  const std::uint64_t rate_;
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point next_{};  // guarded by mutex_: when what comes may pass
+};
+
+// Bytes of an arena, read at a pace. `owner` keeps them alive.
+[[nodiscard]] std::shared_ptr<ByteSource> paced_source(ByteView bytes,
+                                                       std::shared_ptr<std::byte> owner,
+                                                       std::shared_ptr<Pace> pace);
+
+}  // namespace tessera

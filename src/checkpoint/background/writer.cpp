@@ -1,0 +1,332 @@
+// A save in the background, from the call to its end:
+//   1. the calling thread waits for the arena, or has no tree for this save;
+//   2. it copies the tree into the arena (snapshot.h) and hands over the job;
+//   3. the thread saves what is copied, by save_or_fail(): whoever had no tree fails there,
+//   together
+//      with all other ranks;
+//   4. it takes the job off the list, decides the outcome and calls back.
+// Every call is one job on every rank, so that the ranks' threads always do the same save. In 4 the
+// list and the outcome change together: who has heard how a save ended finds the arena free, and
+// who finds it free hears of a failure.
+#include "checkpoint/background/writer.h"
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <system_error>
+#include <utility>
+
+#include "base/log.h"
+#include "base/parallel.h"
+#include "checkpoint/background/snapshot.h"
+#include "checkpoint/save.h"
+#include "comm/confer.h"
+#include "tessera/comm.h"
+#include "tessera/library.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::chrono::milliseconds kLongestEnd = std::chrono::hours(24 * 365);
+constexpr std::chrono::milliseconds kLongestGrace{10'000};  // for what is asked to end
+
+void require_parents_not(const MadeHere& made, const char* what) {
+  if (made) return;
+  throw Error(ErrorCode::invalid_argument,
+              std::string("this process was forked after its CheckpointWriter was made, and ") +
+                  what + " is its parent's: make a writer in the child");
+}
+
+void run_when_idle() {
+  const sched_param none{};
+  if (::sched_setscheduler(0, SCHED_IDLE, &none) == 0) return;
+  constexpr int kLeast = 19;
+  if (::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLeast) == 0) return;
+  log(LogLevel::info, "the thread of a CheckpointWriter has the priority of its process");
+}
+
+void warn_untaken(const SaveOutcome& outcome) {
+  log(LogLevel::warning, "the save in the background to " + outcome.place() +
+                             " failed, and nobody took its error: " + outcome.failure()->what());
+}
+
+}  // namespace
+
+void SaveOutcome::require_own() const {
+  require_parents_not(made_here_, "the save");
+}
+
+void SaveOutcome::decide(SaveResult result, std::optional<Error> failure) {
+  result_ = std::move(result);
+  failure_ = std::move(failure);
+  decision_.make();
+}
+
+BackgroundWriter::Job::Job(const Location& to, const SaveOptions& how, SaveDone hook)
+    : where(to),
+      options(how),
+      done(std::move(hook)),
+      outcome(std::make_shared<SaveOutcome>(to_string(to))),
+      forward(how.stop, [this] { stop.request_stop(); }) {
+  options.stop = stop.get_token();
+}
+
+BackgroundWriter::BackgroundWriter(std::shared_ptr<Group> group, const WriterOptions& options)
+    : options_(options),
+      group_(std::move(group)),
+      pace_(options.rate > 0 ? std::make_shared<Pace>(options.rate) : nullptr),
+      arena_(options.bytes, options.threads) {}
+
+void BackgroundWriter::start() {
+  try {
+    thread_ = std::make_unique<std::thread>([self = shared_from_this()] { self->run(); });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::io, std::string("no thread for a CheckpointWriter: ") + error.what());
+  }
+}
+
+void BackgroundWriter::require_usable() const {
+  require_parents_not(made_here_, "the writer");
+  if (!thread_job().is_behind) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a CheckpointWriter is called by a hook of a save in the background");
+}
+
+BackgroundWriter::Outcomes BackgroundWriter::untaken() {
+  Outcomes found;
+  for (auto& outcome : std::exchange(failed_, {}))
+    if (outcome->take()) found.push_back(std::move(outcome));
+  return found;
+}
+
+namespace {
+
+// The first; the others become warnings. None: there are none.
+std::optional<Error> error_of(const std::vector<std::shared_ptr<SaveOutcome>>& untaken) {
+  if (untaken.empty()) return std::nullopt;
+  for (std::size_t i = 1; i < untaken.size(); ++i) warn_untaken(*untaken[i]);
+  return Error(*untaken.front()->failure())
+      .while_doing("an earlier save in the background, to " + untaken.front()->place());
+}
+
+}  // namespace
+
+// Waits for the arena, if that is the option. Returns the error of an earlier save that is to be
+// thrown. The job fails if it does not get the arena.
+std::optional<Error> BackgroundWriter::turn_of(Job& job) {
+  const std::stop_callback wake(job.options.stop, [this] {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  });
+  Outcomes earlier;
+  bool is_free = false;
+  {
+    std::unique_lock lock(mutex_);
+    const auto may_go = [&] { return jobs_.empty() || job.stop.stop_requested(); };
+    if (options_.if_busy == IfBusy::wait) wait_for_change(changed_, lock, may_go);
+    earlier = untaken();
+    is_free = jobs_.empty();
+  }
+  const std::optional<Error> error = error_of(earlier);
+  if (error) {
+    job.failure = Error(error->code(), std::string("an earlier save had failed: ") + error->what());
+    job.outcome->take();  // the caller hears of it now
+  } else if (job.stop.stop_requested()) {
+    job.failure = *failure_of([] { throw_cancelled(); });
+  } else if (!is_free) {
+    job.failure = Error(ErrorCode::limit, "an earlier save is under way (IfBusy::refuse)")
+                      .at_path(job.outcome->place());
+  }
+  return error;
+}
+
+void BackgroundWriter::stage(Job& job, const Value& tree) {
+  TreeSnapshot snapshot(tree);
+  job.tree = snapshot.take(arena_, options_.threads, pace_);
+  job.under_way.emplace(job.where,
+                        std::shared_ptr<const Decision>(job.outcome, &job.outcome->decision()));
+}
+
+PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
+                                   const SaveOptions& options, SaveDone done) {
+  require_usable();
+  const std::lock_guard turn(turns_);
+  const auto job = std::make_shared<Job>(where, options, std::move(done));
+  std::optional<Error> earlier = turn_of(*job);
+  if (!job->failure) job->failure = failure_of([&] { stage(*job, tree); });
+  job->outcome->set_staged(!job->failure);
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(job);
+    changed_.notify_all();
+  }
+  if (earlier) throw Error(*earlier);
+  return PendingSave(job->outcome);
+}
+
+void BackgroundWriter::wait() {
+  require_usable();
+  Outcomes earlier;
+  {
+    std::unique_lock lock(mutex_);
+    wait_for_change(changed_, lock, [this] { return jobs_.empty() && !is_calling_back_; });
+    earlier = untaken();
+  }
+  if (const std::optional<Error> error = error_of(earlier)) throw Error(*error);
+}
+
+void BackgroundWriter::run() {
+  thread_job().is_behind = true;
+  if (options_.idle) run_when_idle();
+  while (const std::shared_ptr<Job> job = next()) {
+    SaveResult result;
+    std::optional<Error> failure = failure_of(
+        [&] { result = save_or_fail(job->failure, job->tree, job->where, job->options, *group_); });
+    job->tree = Value();
+    end(*job, std::move(result), std::move(failure));
+  }
+  const std::lock_guard lock(mutex_);
+  has_ended_ = true;
+  changed_.notify_all();
+}
+
+// Null: the writer ends.
+std::shared_ptr<BackgroundWriter::Job> BackgroundWriter::next() {
+  std::unique_lock lock(mutex_);
+  wait_for_change(changed_, lock, [this] { return !jobs_.empty() || is_closing_; });
+  return jobs_.empty() ? nullptr : jobs_.front();
+}
+
+void BackgroundWriter::end(Job& job, SaveResult result, std::optional<Error> failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.pop_front();
+    is_calling_back_ = static_cast<bool>(job.done);
+    if (failure) failed_.push_back(job.outcome);
+    job.outcome->decide(std::move(result), std::move(failure));
+    changed_.notify_all();
+  }
+  job.under_way.reset();
+  if (!job.done) return;
+  if (const auto thrown = failure_of([&] { job.done(PendingSave(job.outcome)); })) {
+    log(LogLevel::warning, "the hook that heard of the save to " + job.outcome->place() +
+                               " failed: " + thrown->what());
+  }
+  const std::lock_guard lock(mutex_);
+  is_calling_back_ = false;
+  changed_.notify_all();
+}
+
+// Whether the thread has ended before the time is over. Before that it asks what is left to end.
+bool BackgroundWriter::await_end(std::chrono::milliseconds within) {
+  const auto until = std::chrono::steady_clock::now() + within;
+  const auto has_ended = [this] { return has_ended_; };
+  std::unique_lock lock(mutex_);
+  is_closing_ = true;
+  changed_.notify_all();
+  if (changed_.wait_until(lock, until - std::min(kLongestGrace, within / 2), has_ended))
+    return true;
+  const auto left = jobs_;
+  lock.unlock();
+  for (const auto& job : left) job->stop.request_stop();
+  lock.lock();
+  return changed_.wait_until(lock, until, has_ended);
+}
+
+void BackgroundWriter::close() {
+  if (!made_here_) {
+    static_cast<void>(thread_.release());  // there is no such thread in the child
+    return;
+  }
+  // A hook that ends its own writer cannot wait for itself.
+  const bool is_hook = thread_job().is_behind;
+  const auto within = is_hook ? std::chrono::milliseconds(0) : options_.end_within;
+  if (await_end(std::min(within, kLongestEnd))) {
+    thread_->join();
+  } else {
+    thread_->detach();
+  }
+  Outcomes lost, left;
+  {
+    const std::lock_guard lock(mutex_);
+    lost = untaken();
+    for (const auto& job : jobs_) left.push_back(job->outcome);
+  }
+  for (const auto& outcome : lost) warn_untaken(*outcome);
+  for (const auto& outcome : left) {
+    log(LogLevel::warning, "the save in the background to " + outcome->place() +
+                               " had not ended when its writer did: whether it is complete is not "
+                               "known");
+  }
+}
+
+// What users call.
+
+namespace {
+
+const WriterOptions& require_meant(const WriterOptions& options) {
+  require_threads(options.threads);
+  if (options.end_within.count() >= 0) return options;
+  throw Error(ErrorCode::invalid_argument, "WriterOptions::end_within is " +
+                                               std::to_string(options.end_within.count()) +
+                                               " ms, expected 0 or more");
+}
+
+std::shared_ptr<Group> require_there(std::shared_ptr<Group> group) {
+  if (group) return group;
+  throw Error(ErrorCode::invalid_argument, "a CheckpointWriter without a group");
+}
+
+}  // namespace
+
+bool PendingSave::staged() const {
+  outcome_->require_own();
+  return outcome_->is_staged();
+}
+
+bool PendingSave::done() const {
+  outcome_->require_own();
+  return outcome_->decision().is_made();
+}
+
+SaveResult PendingSave::result() const {
+  if (!done() && thread_job().is_behind) {
+    throw Error(ErrorCode::invalid_argument,
+                "a hook of a save in the background waits for such a save");
+  }
+  outcome_->decision().wait();
+  if (!outcome_->failure()) return outcome_->result();
+  outcome_->take();
+  throw Error(*outcome_->failure());
+}
+
+CheckpointWriter::CheckpointWriter(std::shared_ptr<Group> group, WriterOptions options)
+    : writer_(std::make_shared<BackgroundWriter>(require_there(std::move(group)),
+                                                 require_meant(options))) {
+  writer_->start();
+}
+
+CheckpointWriter::CheckpointWriter(WriterOptions options)
+    : CheckpointWriter(solo_group(), options) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  writer_->close();
+}
+
+PendingSave CheckpointWriter::save(const Value& tree, const Location& where,
+                                   const SaveOptions& options, SaveDone done) {
+  return writer_->save(tree, where, options, std::move(done));
+}
+
+void CheckpointWriter::wait() {
+  writer_->wait();
+}
+
+std::uint64_t CheckpointWriter::bytes_of(const Value& tree) {
+  return TreeSnapshot(tree).bytes();
+}
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+// The thread of a CheckpointWriter, and what it has to do.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/process.h"
+#include "checkpoint/background/arena.h"
+#include "checkpoint/open/under_way.h"
+#include "tessera/checkpoint_writer.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+// How a save ended, for its handles, its writer and whoever waits for its place.
+class SaveOutcome {
+ public:
+  explicit SaveOutcome(std::string place) : place_(std::move(place)) {}
+
+  [[nodiscard]] const std::string& place() const noexcept { return place_; }
+  [[nodiscard]] const Decision& decision() const noexcept { return decision_; }
+  // Throws `invalid_argument` in a child of fork().
+  void require_own() const;
+
+  void set_staged(bool is_staged) noexcept { is_staged_ = is_staged; }
+  [[nodiscard]] bool is_staged() const noexcept { return is_staged_; }
+
+  void decide(SaveResult result, std::optional<Error> failure);
+  // Once it is decided.
+  [[nodiscard]] const SaveResult& result() const noexcept { return result_; }
+  [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
+  // Somebody has heard of the failure. Returns whether nobody had before.
+  bool take() noexcept { return !is_taken_.exchange(true); }
+
+ private:
+  const std::string place_;
+  const MadeHere made_here_;
+  bool is_staged_ = false;  // before others have the outcome
+  Decision decision_;
+  SaveResult result_;             // once it is decided
+  std::optional<Error> failure_;  // likewise; none: the checkpoint is there
+  std::atomic<bool> is_taken_ = false;
+};
+
+// What a CheckpointWriter does. Its thread shares it, and so outlives a writer that cannot wait any
+// longer. The first job is the one under way; its arena is free when it is off the list.
+class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
+ public:
+  BackgroundWriter(std::shared_ptr<Group> group, const WriterOptions& options);
+
+  void start();
+  [[nodiscard]] PendingSave save(const Value& tree, const Location& where,
+                                 const SaveOptions& options, SaveDone done);
+  void wait();
+  void close();
+
+ private:
+  struct Job {
+    Job(const Location& to, const SaveOptions& how, SaveDone hook);
+
+    Value tree;
+    const Location where;
+    SaveOptions options;
+    const SaveDone done;
+    std::optional<Error> failure;  // why this rank has no tree
+    const std::shared_ptr<SaveOutcome> outcome;
+    std::optional<UnderWay> under_way;  // none: nothing is saved
+    std::stop_source stop;
+    std::stop_callback<std::function<void()>> forward;  // of the caller's stop
+  };
+  using Outcomes = std::vector<std::shared_ptr<SaveOutcome>>;
+
+  void require_usable() const;
+  [[nodiscard]] Outcomes untaken();  // with mutex_ held
+  [[nodiscard]] std::optional<Error> turn_of(Job& job);
+  void stage(Job& job, const Value& tree);
+
+  void run();
+  [[nodiscard]] std::shared_ptr<Job> next();
+  void end(Job& job, SaveResult result, std::optional<Error> failure);
+  [[nodiscard]] bool await_end(std::chrono::milliseconds within);
+
+  const MadeHere made_here_;
+  const WriterOptions options_;
+  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<Pace> pace_;  // null: any
+  std::mutex turns_;                  // of threads that save
+  Arena arena_;                       // guarded by turns_, and of the first job
+  std::mutex mutex_;                  // guards the rest
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Job>> jobs_;
+  Outcomes failed_;  // of which untaken() asks
+  bool is_calling_back_ = false;
+  bool is_closing_ = false;
+  bool has_ended_ = false;
+  std::unique_ptr<std::thread> thread_;  // null before start()
+};
+
+}  // namespace tessera
