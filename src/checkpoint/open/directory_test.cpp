@@ -183,6 +183,31 @@ TEST(Directory, OtherFormsOfAModelAreNotPartOfIt) {
   EXPECT_EQ(Checkpoint::open(directory).names(), std::vector<std::string>{"x"});
 }
 
+TEST(Directory, SeveralFilesOfTorchNeedTheirIndex) {
+  const std::string directory = temporary_directory();
+  const std::string index = directory + "/pytorch_model.bin.index.json";
+  write_map(index, {{"a", "A.bin"}, {"b", "B.bin"}});
+  const auto refusal = [&] {
+    return error_of([&] { (void)Checkpoint::open(directory, {.ignore_index = true}); });
+  };
+  EXPECT_EQ(refusal().code(), ErrorCode::unsupported);
+  EXPECT_THAT(refusal().message(), HasSubstr("0 .bin files"));
+  ConvertOptions options = to_torch();
+  for (const std::string name : {"a", "b"}) {
+    write_vectors(directory + "/" + name + ".safetensors", {{name, {1}}});
+    options.overwrite = true;
+    (void)convert(directory + "/" + name + ".safetensors",
+                  directory + (name == "a" ? "/A.bin" : "/B.bin"), options);
+    fs::remove(directory + "/" + name + ".safetensors");
+  }
+  EXPECT_EQ(Checkpoint::open(directory).names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(refusal().code(), ErrorCode::unsupported);
+  EXPECT_THAT(refusal().message(), HasSubstr("2 .bin files"));
+  fs::remove(directory + "/B.bin");
+  EXPECT_EQ(Checkpoint::open(directory, {.ignore_index = true}).names(),
+            std::vector<std::string>{"a"});
+}
+
 TEST(Directory, FilesOfRanksThatDoNotSayHowTheyAreCut) {
   const std::string directory = temporary_directory();
   for (const char* rank : {"0", "1"}) {

@@ -304,6 +304,12 @@ Checkpoint open_torch_directory(const std::shared_ptr<Store>& store,
                                 const std::vector<ObjectInfo>& decided,
                                 const OpenOptions& options) {
   SetChoice choice = choose_set(decided, kTorchSet, *store, options);
+  if (choice.index.empty() && choice.files.size() != 1) {
+    throw Error(ErrorCode::unsupported, "it has " + std::to_string(choice.files.size()) + " " +
+                                            std::string(kTorchSet.suffix) +
+                                            " files: without an index one is opened by its name")
+        .at_path(store->name());
+  }
   Checkpoint checkpoint = choice.index.empty()
                               ? open_torch(store, choice.files.at(0), options)
                               : open_set(store, choice.index, choice.near, options);
