@@ -2,8 +2,7 @@
 //   1. the calling thread waits for the arena, or has no tree for this save;
 //   2. it copies the tree into the arena (snapshot.h) and hands over the job;
 //   3. the thread saves what is copied, by save_or_fail(): whoever had no tree fails there,
-//   together
-//      with all other ranks;
+//      together with all other ranks;
 //   4. it takes the job off the list, decides the outcome and calls back.
 // Every call is one job on every rank, so that the ranks' threads always do the same save. In 4 the
 // list and the outcome change together: who has heard how a save ended finds the arena free, and
