@@ -1,12 +1,17 @@
 #include "checkpoint/check/named_files.h"
 
 #include <algorithm>
+#include <charconv>
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <sstream>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/parallel.h"
 #include "base/sha.h"
@@ -45,18 +50,35 @@ std::optional<Naming> by_blob(const fs::path& file) {
   return naming_of(blob.filename().string(), blob.string());
 }
 
-std::string second_line(const std::vector<std::byte>& bytes) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  const std::size_t first = std::min(text.find('\n'), text.size());
-  const std::size_t second = std::min(text.find('\n', first + 1), text.size());
-  return first == text.size() ? "" : std::string(text.substr(first + 1, second - first - 1));
+// A record's lines: the commit, the digest, and the seconds since 1970 when it was written.
+std::vector<std::string> lines_of(const std::vector<std::byte>& bytes) {
+  std::istringstream text(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) lines.push_back(std::move(line));
+  return lines;
+}
+
+// Whether the file was written behind its record, which then speaks of what was there before. As
+// the Hub's own client has it, a second is none: clocks of file systems are coarse.
+bool is_outdated(const std::string& seconds, const fs::path& file) {
+  double recorded = 0;
+  const auto [end, error] =
+      std::from_chars(seconds.data(), seconds.data() + seconds.size(), recorded);
+  std::error_code none;
+  const auto written = fs::last_write_time(file, none);
+  if (error != std::errc() || none) return true;
+  const std::chrono::duration<double> since =
+      std::chrono::file_clock::to_sys(written).time_since_epoch();
+  return since.count() - 1 > recorded;
 }
 
 // By the record that a download into this directory has left of the file.
 std::optional<Naming> by_record(const Store& store, const std::string& name) {
   const auto source = open_if_there(store, ".cache/huggingface/download/" + name + ".metadata");
   if (!source || source->size() > kRecordLimit) return std::nullopt;
-  return naming_of(second_line(read_all(*source, kRecordLimit)), source->name());
+  const auto lines = lines_of(read_all(*source, kRecordLimit));
+  if (lines.size() < 3 || is_outdated(lines[2], fs::path(store.name()) / name)) return std::nullopt;
+  return naming_of(lines[1], source->name());
 }
 
 std::optional<Naming> naming_of_file(const Store& store, const std::string& name) {

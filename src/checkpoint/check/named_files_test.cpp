@@ -2,6 +2,7 @@
 // blobs' names are those that sha256sum and git hash-object give.
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <filesystem>
 
 #include "base/sha.h"
@@ -43,12 +44,13 @@ std::string cached(const std::string& name, const std::string& content) {
 }
 
 // A model as `hf download --local-dir` leaves it.
-std::string downloaded(const std::string& etag, const std::string& content) {
+std::string downloaded(const std::string& etag, const std::string& content,
+                       const std::string& seconds = std::to_string(std::time(nullptr)) + ".5") {
   const std::string directory = temporary_directory() + "/m";
   fs::create_directories(directory + "/.cache/huggingface/download");
   write_text(directory + "/model.safetensors", content);
   write_text(directory + "/.cache/huggingface/download/model.safetensors.metadata",
-             "c0ffee\n" + etag + "\n1764500000.5\n");
+             "c0ffee\n" + etag + "\n" + seconds + "\n");
   return directory;
 }
 
@@ -106,6 +108,10 @@ TEST(NamedFiles, OtherNamesAndRecordsTellNothing) {
   const std::string path = temporary_directory() + "/" + std::string(kSha256Digits, '0');
   write_text(path, content);
   expect_checked(path, CheckedBy::nothing, 64);
+  // A file that was written behind its record, or nobody knows.
+  for (const char* seconds : {"1764500000.5", "", "soon"})
+    expect_checked(downloaded(sha256, content.substr(0, content.size() - 1) + "y", seconds),
+                   CheckedBy::nothing, 64);
   // A record of one line.
   const std::string directory = downloaded(sha256, content);
   write_text(directory + "/.cache/huggingface/download/model.safetensors.metadata", sha256);
