@@ -49,12 +49,38 @@ std::optional<std::pair<std::string, int>> rank_in(const std::string& name) {
 
 }  // namespace
 
-bool is_optimizer_name(std::string_view name) {
-  return name.starts_with("optim") || name.find(".optim") != std::string_view::npos ||
-         name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq");
+namespace {
+
+// "optim", "optimizer_0", "optimizers", "optim_state_dict", ..., and not "optimal_transport".
+bool is_step_of_optimizer(std::string_view step) {
+  constexpr std::string_view kShort = "optim", kLong = "izer";
+  if (!step.starts_with(kShort)) return false;
+  step.remove_prefix(kShort.size());
+  if (step.starts_with(kLong)) step.remove_prefix(kLong.size());
+  if (step.starts_with('s')) step.remove_prefix(1);
+  return step.empty() || step.front() == '_' || is_digit(step.front());
 }
 
-std::map<std::string, std::set<int>> keys_of_ranks(const std::vector<std::string>& names) {
+}  // namespace
+
+bool is_optimizer_name(std::string_view name) {
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    if (is_step_of_optimizer(name.substr(begin, end - begin))) return true;
+    begin = end + 1;
+  }
+  return name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq");
+}
+
+namespace {
+
+// Ranks count from 0 on. "low_rank_1" and "low_rank_2" are no ranks.
+bool are_all_ranks(const std::set<int>& numbers) {
+  return !numbers.empty() && *numbers.begin() == 0 &&
+         static_cast<std::size_t>(*numbers.rbegin()) + 1 == numbers.size();
+}
+
+std::map<std::string, std::set<int>> numbered_keys(const std::vector<std::string>& names) {
   std::map<std::string, std::set<int>> families;
   for (const std::string& name : names) {
     if (auto found = rank_in(name)) families[std::move(found->first)].insert(found->second);
@@ -62,17 +88,26 @@ std::map<std::string, std::set<int>> keys_of_ranks(const std::vector<std::string
   return families;
 }
 
+}  // namespace
+
+std::map<std::string, std::set<int>> keys_of_ranks(const std::vector<std::string>& names) {
+  auto families = numbered_keys(names);
+  std::erase_if(families, [](const auto& family) { return !are_all_ranks(family.second); });
+  return families;
+}
+
 std::vector<std::string> notes_of_left_ranks(const std::vector<std::string>& taken,
                                              const std::vector<std::string>& left, int ranks) {
   std::vector<std::string> notes;
-  const auto all_taken = keys_of_ranks(taken);
-  for (const auto& [family, numbers] : keys_of_ranks(left)) {
+  const auto all_taken = numbered_keys(taken);
+  for (const auto& [family, numbers] : numbered_keys(left)) {
     const auto here = all_taken.find(family);
     if (here == all_taken.end()) continue;
     std::set<int> all = numbers;
     all.insert(here->second.begin(), here->second.end());
     const std::size_t most = here->second.size() * static_cast<std::size_t>(ranks);
-    if (all.size() <= most) continue;  // others are parts of ranks that were taken
+    // What is left may be parts of ranks that were taken.
+    if (!are_all_ranks(all) || all.size() <= most) continue;
     const std::string key = printable(family, 200);
     notes.push_back("the checkpoint has " + key + std::to_string(*all.begin()) + " to " + key +
                     std::to_string(*all.rbegin()) + ", what " + std::to_string(all.size()) +

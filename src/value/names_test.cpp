@@ -15,22 +15,26 @@ using NameList = std::vector<std::string>;
 
 TEST(Names, OfAnOptimizer) {
   for (const char* name :
-       {"optim.state.w", "optimizer", "run.optim.lr", "w.exp_avg", "w.exp_avg_sq"})
+       {"optim.state.w", "optimizer", "run.optim.lr", "w.exp_avg", "w.exp_avg_sq", "optimizers.0",
+        "optimizer_state_dict.state", "a.optim_0.b", "optim2"})
     EXPECT_TRUE(is_optimizer_name(name)) << name;
-  for (const char* name : {"model.w", "exp_avg", "w.exp_avgs", "nooptim"})
+  for (const char* name : {"model.w", "exp_avg", "w.exp_avgs", "nooptim", "model.optimal_transport",
+                           "optimism", "optimized.w"})
     EXPECT_FALSE(is_optimizer_name(name)) << name;
 }
 
 TEST(Names, OfRanks) {
   const NameList names = {"dataloader.dp_rank_0",
                           "dataloader.dp_rank_1.offset",
-                          "rng.rank3",
+                          "rng.rank0",
+                          "layers.low_rank_1.weight",
+                          "layers.low_rank_2.weight",
                           "w.lowrank_4",
                           "frank2",
                           "w.rank",
                           "model.rank_x"};
   const std::map<std::string, std::set<int>> expected = {{"dataloader.dp_rank_", {0, 1}},
-                                                         {"rng.rank", {3}}};
+                                                         {"rng.rank", {0}}};
   EXPECT_EQ(keys_of_ranks(names), expected);
 }
 
@@ -47,6 +51,7 @@ TEST(Names, OfRanksThatNobodyGoesOnWith) {
   EXPECT_EQ(notes_of_left_ranks({"data.dp_rank_0"}, others, 3).size(), 1U);
   EXPECT_TRUE(notes_of_left_ranks({"data.dp_rank_0"}, others, 4).empty());
   EXPECT_TRUE(notes_of_left_ranks({"w"}, {"data.dp_rank_0"}).empty());
+  EXPECT_TRUE(notes_of_left_ranks({"w.low_rank_1"}, {"w.low_rank_2"}).empty());
 }
 
 }  // namespace
