@@ -78,6 +78,11 @@ def alike(rank, ranks, directory):
             warnings.filterwarnings("error", message="ranks hold")
             warnings.filterwarnings("error", message="rank .* holds")
             save(state, f"{directory}/{save.__name__}")
+    # Strides do not count, and are those of views that state dicts have.
+    wide = torch.complex(large, -large)
+    views = {"column": large.view(200, 200)[:, 1], "imag": wide.imag, "conj": wide.conj(), "expanded": torch.tensor(2.0).expand(9)}
+    for save in SAVES:
+        save({"optim": views if rank else {key: view.clone() for key, view in views.items()}}, f"{directory}/{save.__name__}")
     # One that differs in its form, and a large one in its last element.
     other = large.clone()
     other[-1] += rank

@@ -19,6 +19,7 @@ from tessera._errors import InvalidArgumentError, MismatchError
 
 #: As `sampled` of the library: bytes that are digested whole, and windows of what is larger.
 _WHOLE, _WINDOWS, _WINDOW = 64 << 10, 64, 1 << 10
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their size in bytes
 _NAMED = 20  # keys that are named, at most
 
 POLICIES = (None, "warn", "refuse")
@@ -53,8 +54,8 @@ def judge(held: Sequence[Held], copies: str | None, where: str) -> None:
     if refused and copies != "warn":
         raise MismatchError(
             f"mismatch: ranks hold different elements of {_some(refused)}: all would get one rank's at the next load."
-            " tessera.torch.save(copies='keep') saves what each has, copies='warn' (of save, FileSystemWriter and install)"
-            f" one rank's [{where}, key '{refused[0]}']",
+            " copies='warn' (of save, FileSystemWriter and install) saves one rank's; tessera.torch.save(copies='keep') saves"
+            f" what each has, if no planner and no tensor leaves the save to torch [{where}, key '{refused[0]}']",
             where,
             refused[0],
         )
@@ -84,15 +85,21 @@ def _is_plain(value: Any) -> bool:
 
 def _digest(tensor: torch.Tensor) -> bytes:
     form = f"{tensor.dtype} {tuple(tensor.shape)}"
-    sample = _sample(tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)).cpu()
+    sample = _sample(tensor.detach().resolve_conj().resolve_neg()).contiguous().cpu().view(torch.uint8)
     content = ctypes.string_at(sample.data_ptr(), sample.numel()) if sample.numel() else b""
     return hashlib.blake2b(form.encode() + content, digest_size=8).digest()
 
 
-def _sample(content: torch.Tensor) -> torch.Tensor:
-    """All bytes, or windows from the first to the last. What differs between these alone is not seen."""
-    size = content.numel()
-    if size <= _WHOLE:
-        return content.contiguous()
-    begins = (number * (size - _WINDOW) // (_WINDOWS - 1) for number in range(_WINDOWS))
-    return torch.cat([content[begin : begin + _WINDOW] for begin in begins])
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements, or windows from the first to the last, whatever the strides are. What differs between these alone is
+    not seen."""
+    size, window = tensor.numel(), _WINDOW // tensor.element_size()
+    if size * tensor.element_size() <= _WHOLE:
+        return tensor.reshape(-1)
+    begins = [number * (size - window) // (_WINDOWS - 1) for number in range(_WINDOWS)]
+    if tensor.is_contiguous():
+        return torch.cat([tensor.view(-1)[begin : begin + window] for begin in begins])
+    # To flatten it would copy all of it. Not every dtype has an index, and integers of its size do.
+    places = torch.cat([torch.arange(begin, begin + window, device=tensor.device) for begin in begins])
+    words = tensor.view(_WORDS.get(tensor.element_size(), tensor.dtype))
+    return words[torch.unravel_index(places, words.shape)]
