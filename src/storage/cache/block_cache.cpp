@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/digest.h"
-#include "base/sha.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/sha.h"
 #include "io/source.h"
 #include "storage/forwarding_store.h"
 #include "storage/posix/atomic_file.h"
