@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/read/select.h"
 #include "cli/commands.h"
@@ -264,7 +265,13 @@ int run(int argc, char** argv) {
     require_url(*app.get_subcommands().front());
     use_local_cache(common.cache);
   }
-  return action();
+  try {
+    return action();
+  } catch (const Error& error) {
+    throw without_offers(error, [&app](const std::string& option) {
+      return app.get_subcommands().front()->get_option_no_throw(option) != nullptr;
+    });
+  }
 }
 
 // Runs the command and reports what went wrong. Throws only where the answer cannot be printed.

@@ -11,7 +11,6 @@
 #include "checkpoint/read/missing.h"
 #include "checkpoint/read/side_file.h"
 #include "format/olmo/yaml.h"
-#include "tessera/error.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -60,8 +59,8 @@ std::string_view to_string(FileState state) noexcept {
   return kStates[static_cast<std::size_t>(state)];
 }
 
-FileRow missing_row(std::string name) {
-  return {std::move(name), FileState::missing, "the checkpoint names it"};
+FileRow missing_row(std::string name, std::string reason) {
+  return {std::move(name), FileState::missing, std::move(reason)};
 }
 
 void remark(std::vector<FileRow> rows, Checkpoint& checkpoint) {
@@ -80,6 +79,34 @@ void remark(std::vector<FileRow> rows, Checkpoint& checkpoint) {
 bool lacks_files(const Checkpoint& checkpoint) {
   return std::ranges::find(checkpoint.remarks, FileState::missing, &FileRow::state) !=
          checkpoint.remarks.end();
+}
+
+Error reworded(const Error& error, std::string text) {
+  Error told(error.code(), std::move(text));
+  if (!error.path().empty()) told.at_path(error.path());
+  if (!error.key().empty()) told.at_key(error.key());
+  if (error.offset()) told.at_offset(*error.offset());
+  if (error.is_no_checkpoint()) told.as_no_checkpoint();
+  return told;
+}
+
+Error without_offers(const Error& error,
+                     const std::function<bool(const std::string& option)>& has) {
+  constexpr std::array<std::string_view, 4> kOffers{"--partial", "--ignore-index", "--rank",
+                                                    "--accept"};
+  std::string text = error.message();
+  for (const std::string_view option : kOffers) {
+    if (has && has(std::string(option))) continue;
+    for (const char* const before : {"; ", ": "}) {
+      const std::size_t begin = text.find(before + std::string(option) + " ");
+      if (begin == std::string::npos) continue;
+      const std::size_t end = text.find(';', begin + 1);
+      text.erase(begin, end == std::string::npos ? end : end - begin);
+    }
+  }
+  // What several ranks say has places in its text already.
+  if (text == error.message() || !error.peers().empty()) return error;
+  return reworded(error, std::move(text));
 }
 
 bool accepts(const OpenOptions& options, std::string_view fault) {

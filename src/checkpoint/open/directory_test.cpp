@@ -5,8 +5,12 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <string>
+#include <vector>
 
+#include "checkpoint/open/directory.h"
 #include "checkpoint/test_support.h"
+#include "tessera/copy.h"
 
 namespace tessera {
 namespace {
@@ -123,6 +127,42 @@ TEST(Directory, WhatLiesInAMissingShardMattersToWhoAsks) {
   Value tree = Value::dict({{"b", counting({1}, whole({1}), 0, false)}});
   (void)load(tree, directory);
   EXPECT_EQ(floats(tree.at("b").as_tensor()), std::vector<float>{3});
+}
+
+TEST(Directory, CopiesOfASetNeedItsFiles) {
+  const std::string directory = two_shards();
+  fs::remove(directory + "/B.safetensors");
+  const std::string target = temporary_directory() + "/to";
+  const Error error = error_of([&] { (void)copy(directory, target); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_EQ(error.key(), "c");
+  EXPECT_THAT(error.path(), HasSubstr("B.safetensors"));
+  EXPECT_THAT(error.message(), HasSubstr("; --allow-incomplete copies what is there"));
+  EXPECT_THAT(error.message(), testing::Not(HasSubstr("--partial")));
+  EXPECT_FALSE(fs::exists(target + "/A.safetensors"));
+  (void)copy(directory, target, {.allow_incomplete = true});
+  EXPECT_TRUE(fs::exists(target + "/A.safetensors"));
+
+  fs::remove(directory + kIndexFile);
+  fs::rename(directory + "/A.safetensors", directory + "/model-00001-of-00002.safetensors");
+  const std::string other = temporary_directory() + "/to";
+  EXPECT_EQ(code_of([&] { (void)copy(directory, other); }), ErrorCode::incomplete);
+  EXPECT_EQ(copy(directory, other, {.allow_incomplete = true}).files, 1U);
+}
+
+TEST(Directory, OffersOfOptionsThatNobodyHasAreLeftOut) {
+  const Error error = Error(ErrorCode::corrupt, "a; --accept x passes; b: --rank R reads it")
+                          .at_path("p")
+                          .at_offset(3);
+  const Error none = without_offers(error);
+  EXPECT_EQ(none.message(), "a; b");
+  EXPECT_EQ(none.path(), "p");
+  EXPECT_EQ(none.offset(), 3U);
+  EXPECT_EQ(
+      without_offers(error, [](const std::string& name) { return name == "--rank"; }).message(),
+      "a; b: --rank R reads it");
+  EXPECT_EQ(without_offers(error, [](const std::string&) { return true; }).message(),
+            error.message());
 }
 
 TEST(Directory, PartialTakesWhatIsThere) {

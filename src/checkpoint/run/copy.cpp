@@ -14,6 +14,7 @@
 #include "base/parallel.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/under_way.h"
@@ -181,21 +182,36 @@ bool has_no_marker(CheckpointKind kind) {
 }
 
 // Copies are of bytes, so a checkpoint that this library cannot read is copied all the same, also
-// one of which it knows no more than its config.
-void require_whole(const Location& from) {
-  if (!has_known_kind(*directory_store(from))) return;
+// one of which it knows no more than its config: its kind is none then.
+std::optional<CheckpointKind> kind_of_whole(const Location& from) {
+  if (!has_known_kind(*directory_store(from))) return std::nullopt;
   try {
-    Checkpoint::open(from).require_files();
+    const Checkpoint checkpoint = Checkpoint::open(from);
+    checkpoint.require_files();
+    return checkpoint.kind;
   } catch (const Error& error) {
-    if (!is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe)) throw;
+    if (is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe)) return std::nullopt;
+    const Error fact = without_offers(error);
+    if (error.code() != ErrorCode::incomplete || !error.peers().empty()) throw Error(fact);
+    throw reworded(fact, fact.message() + "; --allow-incomplete copies what is there");
+  }
+}
+
+CheckpointKind kind_of_any(const Location& from, const CopyOptions& options) {
+  OpenOptions how;
+  how.partial = options.allow_incomplete;
+  try {
+    return Checkpoint::open(from, how).kind;
+  } catch (const Error& error) {
+    throw without_offers(error);
   }
 }
 
 UploadReport copied_directory(const Location& from, const Location& to,
                               const CopyOptions& options) {
   const bool is_marked = !marker_in(*directory_store(from)).empty();
-  if (is_marked && !options.allow_incomplete) require_whole(from);
-  const bool is_unmarked = !is_marked && has_no_marker(Checkpoint::open(from).kind);
+  const auto whole = options.allow_incomplete ? std::nullopt : kind_of_whole(from);
+  const bool is_unmarked = !is_marked && has_no_marker(whole ? *whole : kind_of_any(from, options));
   return is_unmarked ? upload_unmarked(from, to, upload_options(options))
                      : upload(from, to, upload_options(options));
 }
