@@ -138,6 +138,26 @@ class CommandLine(Case):
         self.assertEqual(tessera("verify", target, "--partial").returncode, 0)
         done = tessera("convert", target, self.work / "part.pt", "--partial")
         self.assertEqual(done.returncode, 0, done.stderr)
+        failed = tessera("copy", target, self.work / "copied")
+        self.assertIn("; --allow-incomplete copies what is there", failed.stderr)
+        self.assertNotIn("--partial", failed.stderr)
+        self.assertEqual(tessera("copy", target, self.work / "copied", "--allow-incomplete").returncode, 0)
+        (target / "model.safetensors.index.json").unlink()
+        self.assertIn("complete    no: files are missing", tessera("stat", target, "--partial").stdout)
+
+    # An error offers only what the command has.
+    def test_offers_fit_the_command(self):
+        path = self.work / "trail.safetensors"
+        self.assertEqual(tessera("convert", self.dcp, path).returncode, 0)
+        path.write_bytes(path.read_bytes() + b"x" * 13)
+        self.assertIn("; --accept trailing-bytes passes", tessera("ls", path).stderr)
+        directory = self.work / "trail"
+        directory.mkdir()
+        shutil.copy(path, directory / "model.safetensors")
+        for verb in (["seal", path], ["seal", directory], ["copy", directory, self.work / "trailed"]):
+            failed = tessera(*verb)
+            self.assertIn("13 bytes after the last tensor", failed.stderr, verb)
+            self.assertNotIn("--accept", failed.stderr, verb)
 
     def test_dequantize(self):
         source = GOLDEN / "quantized"

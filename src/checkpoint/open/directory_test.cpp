@@ -129,6 +129,51 @@ TEST(Directory, WhatLiesInAMissingShardMattersToWhoAsks) {
   EXPECT_EQ(floats(tree.at("b").as_tensor()), std::vector<float>{3});
 }
 
+// A safetensors file of one vector, with metadata.
+void write_one(const std::string& path, const std::string& metadata, const std::string& name,
+               const std::vector<float>& numbers) {
+  const std::size_t bytes = numbers.size() * sizeof(float);
+  const std::string header = R"({"__metadata__": )" + metadata + R"(, ")" + name +
+                             R"(": {"dtype": "F32", "shape": [)" + std::to_string(numbers.size()) +
+                             R"(], "data_offsets": [0, )" + std::to_string(bytes) + "]}}";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());  // below 256
+  file += header;
+  file.append(reinterpret_cast<const char*>(numbers.data()), bytes);
+  write_text(path, file);
+}
+
+// Its shape is what the shards reach to: without some of them it would be a smaller one.
+TEST(Directory, OfATensorInShardsAllFilesAreNeeded) {
+  const std::string directory = temporary_directory();
+  write_one(directory + "/A.safetensors",
+            R"({"DCP_SHARDING_INFO": "{\"t\": {\"saved_offsets\": [0]}}", "DCP_VERSION": "1.0"})",
+            "t", {1, 2});
+  write_map(directory + kIndexFile, {{"t", "A.safetensors"}, {"u", "B.safetensors"}});
+  const auto checkpoint = Checkpoint::open(directory);
+  for (const std::function<void()>& work : std::vector<std::function<void()>>{
+           [&] { (void)checkpoint.tensor("t"); }, [&] { (void)checkpoint.only({"t"}).load(); }}) {
+    const Error error = error_of(work);
+    EXPECT_EQ(error.code(), ErrorCode::incomplete) << error.what();
+    EXPECT_THAT(error.path(), HasSubstr("B.safetensors"));
+  }
+  EXPECT_EQ(verify(directory).findings.size(), 1U);
+  const auto partial = Checkpoint::open(directory, {.partial = true});
+  EXPECT_EQ(partial.find("t"), nullptr);
+  EXPECT_THAT(partial.warnings, Contains(HasSubstr("left out: t")));
+}
+
+// A note in the metadata of a file that is there is all that is known of the second name.
+TEST(Directory, ATieToATensorInAMissingShardIsTold) {
+  const std::string directory = temporary_directory();
+  write_one(directory + "/A.safetensors", R"({"head.weight": "embed.weight"})", "a", {1, 2});
+  write_map(directory + kIndexFile, {{"a", "A.safetensors"}, {"embed.weight", "B.safetensors"}});
+  const auto checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(code_of([&] { (void)checkpoint.tensor("head.weight"); }), ErrorCode::incomplete);
+  const auto partial = Checkpoint::open(directory, {.partial = true});
+  EXPECT_THAT(partial.warnings, ElementsAre(HasSubstr("left out: embed.weight, head.weight")));
+}
+
 TEST(Directory, CopiesOfASetNeedItsFiles) {
   const std::string directory = two_shards();
   fs::remove(directory + "/B.safetensors");
@@ -148,6 +193,93 @@ TEST(Directory, CopiesOfASetNeedItsFiles) {
   const std::string other = temporary_directory() + "/to";
   EXPECT_EQ(code_of([&] { (void)copy(directory, other); }), ErrorCode::incomplete);
   EXPECT_EQ(copy(directory, other, {.allow_incomplete = true}).files, 1U);
+}
+
+TEST(Directory, NumbersTellOfFilesWithoutAnIndex) {
+  const std::string directory = temporary_directory();
+  write_vectors(directory + "/model-00002-of-00003.safetensors", {{"a", {1, 2}}});
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(directory); }), ErrorCode::incomplete);
+  const auto partial = Checkpoint::open(directory, {.partial = true});
+  EXPECT_EQ(numbers_of(partial, "a"), (std::vector<float>{1, 2}));
+  EXPECT_EQ(state_of(partial, "model-00001-of-00003.safetensors"), "missing");
+  EXPECT_EQ(state_of(partial, "model-00003-of-00003.safetensors"), "missing");
+  EXPECT_THAT(partial.warnings, ElementsAre(HasSubstr("2 files are missing: ")));
+  fs::rename(directory + "/model-00002-of-00003.safetensors",
+             directory + "/model-00002-of-00001.safetensors");
+  write_vectors(directory + "/model-00001-of-00001.safetensors", {{"b", {3}}});
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(directory); }), ErrorCode::incomplete);
+  EXPECT_THAT(Checkpoint::open(directory, {.partial = true}).warnings,
+              ElementsAre("model-00002-of-00001.safetensors: its number is too large"));
+}
+
+TEST(Directory, PartsOfARankMayBeMissing) {
+  const std::string directory = temporary_directory();
+  write_vectors(directory + "/model-rank-0-part-1.safetensors", {{"a", {1, 2}}});
+  const Error error = error_of([&] { (void)Checkpoint::open(directory, {.rank = 0}); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_THAT(error.message(), HasSubstr("; --partial takes what is there"));
+  const auto partial = Checkpoint::open(directory, {.partial = true, .rank = 0});
+  EXPECT_EQ(numbers_of(partial, "a"), (std::vector<float>{1, 2}));
+  EXPECT_EQ(state_of(partial, "model-rank-0-part-0.safetensors"), "missing");
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(directory, {.rank = -1}); }),
+            ErrorCode::invalid_argument);
+}
+
+TEST(Directory, DigestsTellOfFilesWithoutAnIndex) {
+  const std::string directory = temporary_directory();
+  write_one(directory + "/model-00001-of-00002.safetensors", "{}", "a", {1, 2});
+  write_one(directory + "/model-00002-of-00002.safetensors", "{}", "b", {3});
+  write_one(directory + "/extra.safetensors", "{}", "c", {3});
+  (void)seal(directory);
+  fs::remove(directory + "/extra.safetensors");
+  fs::remove(directory + "/model-00002-of-00002.safetensors");
+  const Error error = error_of([&] { (void)Checkpoint::open(directory); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_THAT(error.message(), HasSubstr("when digests were made; --partial"));
+  const auto partial = Checkpoint::open(directory, {.partial = true});
+  EXPECT_EQ(partial.names(), std::vector<std::string>{"a"});
+  EXPECT_EQ(state_of(partial, "extra.safetensors"), "missing");
+  EXPECT_EQ(state_of(partial, "model-00002-of-00002.safetensors"), "missing");
+}
+
+TEST(Directory, WithoutTheIndexAFileHasToBeLeft) {
+  const std::string directory = temporary_directory();
+  write_map(directory + kIndexFile, {{"a", "A.safetensors"}});
+  const auto code = [&] {
+    return code_of([&] { (void)Checkpoint::open(directory, {.ignore_index = true}); });
+  };
+  EXPECT_EQ(code(), ErrorCode::not_found);
+  write_text(directory + "/pytorch_model.bin", "x");  // is beside the index's set
+  EXPECT_EQ(code(), ErrorCode::not_found);
+}
+
+TEST(Directory, AnAdapterIsBesideAModelOfTorch) {
+  const std::string directory = temporary_directory();
+  write_vectors(directory + "/x.safetensors", {{"a", {1, 2}}});
+  (void)convert(directory + "/x.safetensors", directory + "/pytorch_model.bin", to_torch());
+  fs::rename(directory + "/x.safetensors", directory + "/adapter_model.safetensors");
+  const auto checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(checkpoint.kind, CheckpointKind::torch_file);
+  EXPECT_EQ(state_of(checkpoint, "pytorch_model.bin"), "used");
+  EXPECT_EQ(state_of(checkpoint, "adapter_model.safetensors"), "not part of it");
+  EXPECT_THAT(checkpoint.warnings, Contains(HasSubstr("adapter_model.safetensors: not part")));
+}
+
+TEST(Directory, AnIndexOfAnotherFormIsBesideTheModel) {
+  const std::string directory = temporary_directory();
+  const std::string index = "consolidated.safetensors.index.json";
+  write_vectors(directory + "/consolidated-00001-of-00001.safetensors", {{"x", {1}}});
+  write_map(directory + "/" + index, {{"x", "consolidated-00001-of-00001.safetensors"}});
+  EXPECT_EQ(Checkpoint::open(directory).names(), std::vector<std::string>{"x"});
+  write_vectors(directory + "/model-00001-of-00001.safetensors", {{"a", {1}}});
+  for (const bool single : {false, true}) {
+    if (single)
+      fs::rename(directory + "/model-00001-of-00001.safetensors", directory + "/model.safetensors");
+    const auto checkpoint = Checkpoint::open(directory);
+    EXPECT_EQ(checkpoint.names(), std::vector<std::string>{"a"});
+    EXPECT_EQ(state_of(checkpoint, index), "not part of it");
+    EXPECT_EQ(state_of(checkpoint, "consolidated-00001-of-00001.safetensors"), "not part of it");
+  }
 }
 
 TEST(Directory, OffersOfOptionsThatNobodyHasAreLeftOut) {

@@ -9,7 +9,6 @@
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/set_choice.h"
 #include "checkpoint/read/missing.h"
-#include "storage/lazy_source.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
@@ -24,7 +23,10 @@ constexpr std::string_view kIndexEnd = ".index.json";
 void strike_out(const safetensors::Index& index, const IndexedFiles& files, Holders& holders,
                 const Checkpoint& checkpoint) {
   for (const auto& [name, file] : index.files) {
-    if (files.missing.contains(file)) continue;
+    if (files.missing.contains(file)) {
+      holders.erase(name);  // of one in shards, others may be here
+      continue;
+    }
     const auto holder = holders.find(name);
     if (holder != holders.end() && holder->second == file) {
       holders.erase(holder);
@@ -68,7 +70,9 @@ Totals totals_of(const safetensors::Index& index, std::vector<Leaf> leaves) {
 std::string find_index(const std::vector<ObjectInfo>& files, const SetNames& names,
                        const Store& store) {
   std::vector<std::string> found;
+  const bool has_own = has_own_form(files, names);
   for (const ObjectInfo& file : files) {
+    if (has_own && is_other_form(file.name)) continue;
     if (file.name == names.usual_index) return file.name;
     if (file.name.ends_with(names.index_suffix)) found.push_back(file.name);
   }
@@ -128,20 +132,25 @@ void remark_superseded(const Superseded& superseded, Checkpoint& checkpoint) {
   remark(std::move(rows), checkpoint);
 }
 
-void add_missing(const safetensors::Index& index, const IndexedFiles& files,
-                 const std::shared_ptr<const Store>& store, Checkpoint& checkpoint) {
-  if (files.missing.empty()) return;
-  std::map<std::string, std::shared_ptr<const LazySource>> sources;
-  for (const std::string& name : files.missing) {
-    checkpoint.remarks.push_back(missing_row(name));
+MissingFiles missing_sources(const std::set<std::string>& names,
+                             const std::shared_ptr<const Store>& store) {
+  MissingFiles sources;
+  for (const std::string& name : names)
     sources[name] = std::make_shared<LazySource>(store, ObjectInfo{name, 1}, true, nullptr);
-  }
+  return sources;
+}
+
+void add_missing(const safetensors::Index& index, const MissingFiles& missing,
+                 Checkpoint& checkpoint) {
+  if (missing.empty()) return;
+  for (const auto& [name, source] : missing) checkpoint.remarks.push_back(missing_row(name));
   std::set<std::string_view> known;
   for (const Leaf& leaf : checkpoint.leaves) known.insert(leaf.name);
   std::vector<Leaf> leaves;
   for (const auto& [tensor, name] : index.files) {
-    if (!files.missing.contains(name) || known.contains(tensor)) continue;
-    leaves.push_back({tensor, Path{tensor}, missing_value(sources[name])});
+    const auto source = missing.find(name);
+    if (source == missing.end() || known.contains(tensor)) continue;
+    leaves.push_back({tensor, Path{tensor}, missing_value(source->second)});
   }
   std::ranges::move(leaves, std::back_inserter(checkpoint.leaves));
 }
@@ -279,7 +288,7 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::string& name
   check_against(index, named, std::move(pairs.holders), checkpoint);
   remark_superseded(pairs.superseded, checkpoint);
   add_index(name, present, named, kTorchSet, checkpoint);
-  add_missing(index, named, store, checkpoint);
+  add_missing(index, missing_sources(named.missing, store), checkpoint);
   if (!named.missing.empty() && !options.partial) checkpoint.root.reset();
   settle_missing(options.partial, checkpoint);
   require_coverage(checkpoint);
@@ -313,6 +322,15 @@ Checkpoint open_torch_directory(const std::shared_ptr<Store>& store,
   Checkpoint checkpoint = choice.index.empty()
                               ? open_torch(store, choice.files.at(0), options)
                               : open_set(store, choice.index, choice.near, options);
+  if (!choice.missing.empty()) {
+    remark_missing(missing_sources(choice.missing, store), checkpoint);
+    settle_missing(options.partial, checkpoint);
+  }
+  for (const ObjectInfo& file : choice.near) {
+    if (file.name.ends_with(kSafetensorsSet.suffix) ||
+        file.name.ends_with(kSafetensorsSet.index_suffix))
+      choice.remarks.push_back({file.name, FileState::not_part, kBeside, file.size});
+  }
   remark(std::move(choice.remarks), checkpoint);
   return checkpoint;
 }

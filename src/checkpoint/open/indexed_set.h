@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "format/safetensors/index.h"
+#include "storage/lazy_source.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {
@@ -39,7 +40,8 @@ struct IndexedFiles {
                                  const std::string& file);
 using Holders = std::map<std::string, std::string>;  // tensor -> the file that has it
 
-// The index that speaks for the directory; empty: none. Throws `conflict` for several.
+// The index that speaks for the directory; empty: none. That of another form of the model speaks
+// only where nothing else is. Throws `conflict` for several.
 [[nodiscard]] std::string find_index(const std::vector<ObjectInfo>& files, const SetNames& names,
                                      const Store& store);
 // The file that an index is about if it is alone: its name without the end.
@@ -56,10 +58,15 @@ using Superseded = std::map<std::string, std::vector<std::string>>;
 // A remark on each of these files.
 void remark_superseded(const Superseded& superseded, Checkpoint& checkpoint);
 
+// What stands for the missing files of a set, by their names.
+using MissingFiles = std::map<std::string, std::shared_ptr<const LazySource>>;
+[[nodiscard]] MissingFiles missing_sources(const std::set<std::string>& names,
+                                           const std::shared_ptr<const Store>& store);
+
 // Adds leaves for the tensors that the index has in missing files, and remarks on these files. A
 // tree that the metadata describes has them.
-void add_missing(const safetensors::Index& index, const IndexedFiles& files,
-                 const std::shared_ptr<const Store>& store, Checkpoint& checkpoint);
+void add_missing(const safetensors::Index& index, const MissingFiles& missing,
+                 Checkpoint& checkpoint);
 // Takes these leaves away again where that is asked for, and warns of what is missing.
 void settle_missing(bool partial, Checkpoint& checkpoint);
 

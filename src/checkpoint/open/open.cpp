@@ -276,12 +276,10 @@ std::vector<Slice> slices_of(const Tensor& tensor) {
 Checkpoint open_directory(std::shared_ptr<Store> store, const OpenOptions& options) {
   const std::vector<ObjectInfo> files = deciding_files(*store);
   const DirectoryKind* const kind = kind_of_directory(files);
-  // An index says what is missing of its set.
-  const bool has_index = std::ranges::any_of(
-      files, [](const ObjectInfo& file) { return safetensors::is_index(file.name); });
+  // An index says what is missing of its set, and a choice among files asks their digests.
   const bool is_set = kind != nullptr && is_one_of(kind->kind, CheckpointKind::safetensors,
                                                    CheckpointKind::torch_file);
-  store = guard_directory(std::move(store), is_set && has_index);
+  store = guard_directory(std::move(store), is_set);
   if (kind == nullptr) refuse_directory(*store, files);
   return kind->open(store, files, options);
 }

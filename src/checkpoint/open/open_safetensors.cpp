@@ -15,6 +15,7 @@
 #include "checkpoint/open/set_choice.h"
 #include "checkpoint/open/tree.h"
 #include "checkpoint/open/tree_json.h"
+#include "checkpoint/read/missing.h"
 #include "checkpoint/read/safetensors_digests.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
@@ -159,8 +160,30 @@ Leaf named_leaf(std::string name, Tensor tensor) {
   return {std::move(name), std::move(path), Value(std::move(tensor))};
 }
 
-Leaf leaf_of(const Found& found, bool indexed) {
-  require_once(found, indexed);
+// An index, and the files that it names; null: the files are all there is to a set. `missing`: that
+// it names, or that the others tell of.
+struct IndexOfSet {
+  const safetensors::Index* index = nullptr;
+  const IndexedFiles* files = nullptr;
+  MissingFiles missing = {};
+};
+
+// Of shards nobody knows whether those that are here reach to the tensor's end where a file is
+// missing: it may lie in any of them.
+Value part_of_missing(const std::string& name, const IndexOfSet& by) {
+  auto at = by.missing.begin();
+  if (by.index != nullptr) {
+    const auto named = by.index->files.find(name);
+    if (named != by.index->files.end() && by.missing.contains(named->second))
+      at = by.missing.find(named->second);
+  }
+  return missing_value(at->second);
+}
+
+Leaf leaf_of(const Found& found, const IndexOfSet& by) {
+  require_once(found, by.index != nullptr);
+  if (found.whole.empty() && !by.missing.empty())
+    return {found.name, Path{found.name}, part_of_missing(found.name, by)};
   if (found.whole.empty()) return named_leaf(found.name, sharded_tensor(found));
   const auto& [file, entry] = found.whole.front();
   auto storage = std::make_shared<Storage>(storage_of(*file, *entry));
@@ -204,12 +227,7 @@ Error all_of(const std::vector<Error>& faults) {
   Named others;
   for (std::size_t i = 1; i < faults.size(); ++i)
     others.add(printable(faults[i].path(), 300) + ": " + faults[i].message());
-  const Error& first = faults.front();
-  Error all(first.code(), first.message() + "; and " + others.text());
-  all.at_path(first.path());
-  if (!first.key().empty()) all.at_key(first.key());
-  if (first.offset()) all.at_offset(*first.offset());
-  return all;
+  return reworded(faults.front(), faults.front().message() + "; and " + others.text());
 }
 
 // All files that are cut short are told.
@@ -231,10 +249,10 @@ std::vector<SetFile> read_set(const std::shared_ptr<Store>& store,
   return set;
 }
 
-void add_leaves(const std::vector<Found>& all, bool indexed, Checkpoint& checkpoint) {
+void add_leaves(const std::vector<Found>& all, const IndexOfSet& by, Checkpoint& checkpoint) {
   for (const Found& found : all) {
     try {
-      checkpoint.leaves.push_back(leaf_of(found, indexed));
+      checkpoint.leaves.push_back(leaf_of(found, by));
     } catch (Error& error) {
       throw error.at_path(checkpoint.path).at_key(found.name);
     }
@@ -260,17 +278,11 @@ bool is_whole_and_sharded(const Found& found) {
   return !found.whole.empty() && !found.shards.empty();
 }
 
-// An index, and the files that it names; null: the files are all there is to a set.
-struct IndexOfSet {
-  const safetensors::Index* index = nullptr;
-  const IndexedFiles* files = nullptr;
-};
-
 void add_leaves_of_set(const std::vector<SetFile>& set, const IndexOfSet& by,
                        Checkpoint& checkpoint) {
   Superseded superseded;
   const std::vector<Found> all = by_name(set, by.index, superseded);
-  add_leaves(all, by.index != nullptr, checkpoint);
+  add_leaves(all, by, checkpoint);
   if (std::ranges::any_of(all, is_whole_and_sharded)) {
     checkpoint.warnings.emplace_back(
         "some tensors are there whole and in shards of ranks: the whole ones are read");
@@ -305,8 +317,12 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
     add_leaves_of_set(set, by, checkpoint);
   }
   remark_trailing(set, checkpoint);
-  add_noted(set, checkpoint);
-  if (by.index != nullptr) add_missing(*by.index, *by.files, store, checkpoint);
+  if (by.index != nullptr) {
+    add_missing(*by.index, by.missing, checkpoint);
+  } else {
+    remark_missing(by.missing, checkpoint);
+  }
+  add_noted(set, checkpoint);  // also of tensors in missing files
   for (const SetFile& file : set) add_metadata(file, checkpoint);
   settle_missing(options.partial, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
@@ -342,22 +358,34 @@ NumbersOfSets numbers_of_sets(const std::vector<ObjectInfo>& files) {
   return sets;
 }
 
+std::string five_digits(int number) {
+  const std::string digits = std::to_string(number);
+  return std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits;
+}
+
 // Without an index the names alone tell that a file of a set is missing, and nothing which tensors
-// lie there. What is passed over is answered.
-std::vector<std::string> require_all_numbers(const std::vector<ObjectInfo>& files, bool partial,
-                                             const Store& store) {
-  std::vector<std::string> passed_over;
-  for (const auto& [set, numbers] : numbers_of_sets(files)) {
-    if (numbers.size() == static_cast<std::size_t>(set.second)) continue;
-    const std::string text = "there are " + std::to_string(numbers.size()) + " of the " +
-                             std::to_string(set.second) + " files " + printable(set.first) + "*";
-    if (!partial) {
-      throw Error(ErrorCode::incomplete, text + "; --partial takes what is there")
-          .at_path(store.name());
+// lie there. Some count from 0.
+void require_all_numbers(const Store& store, const OpenOptions& options, SetChoice& choice) {
+  for (const auto& [set, numbers] : numbers_of_sets(choice.files)) {
+    const auto& [begin, count] = set;
+    const auto name_of = [&begin = begin, &count = count](int number) {
+      return begin + five_digits(number) + std::string(kOf) + five_digits(count) +
+             std::string(kSafetensorsSuffix);
+    };
+    const int first = numbers.contains(0) ? 0 : 1, end = first + count;
+    std::vector<std::string> missing;
+    for (int number = first; number < end; ++number) {
+      if (!numbers.contains(number)) missing.push_back(name_of(number));
     }
-    passed_over.push_back(text);
+    const bool has_more = !numbers.empty() && *numbers.rbegin() >= end;
+    if (missing.empty() && !has_more) continue;
+    pass_over(missing,
+              "there are " + std::to_string(numbers.size()) + " of the " + std::to_string(count) +
+                  " files " + printable(begin) + "*",
+              store, options, choice);
+    for (auto number = numbers.lower_bound(end); number != numbers.end(); ++number)
+      choice.remarks.push_back({name_of(*number), FileState::used, "its number is too large"});
   }
-  return passed_over;
 }
 
 int ranks_of(const std::vector<ObjectInfo>& files) {
@@ -404,7 +432,8 @@ Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& na
   const IndexedFiles named = files_in(index, present, *store, advice);
   std::vector<ObjectInfo> files;
   for (const auto& [file_name, file] : named.here) files.push_back(file);
-  Checkpoint checkpoint = open_set(store, files, {&index, &named}, options);
+  Checkpoint checkpoint =
+      open_set(store, files, {&index, &named, missing_sources(named.missing, store)}, options);
   if (const std::string more = named.missing.empty() ? "" : advice(); !more.empty())
     checkpoint.warnings.push_back("files of the index are missing" + more);
   add_index(name, present, named, kSafetensorsSet, checkpoint);
@@ -424,6 +453,8 @@ Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std
 }
 
 bool has_safetensors(const std::vector<ObjectInfo>& files) {
+  // An adapter to a model of torch.save, or that in another form, is beside the model.
+  if (has_torch_set(files) && !has_own_form(files, kSafetensorsSet)) return false;
   return std::ranges::any_of(files, [](const ObjectInfo& file) {
     return file.name.find('/') == std::string::npos &&
            (file.name.ends_with(kSafetensorsSuffix) ||
@@ -439,10 +470,15 @@ Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
   if (!choice.index.empty()) {
     checkpoint = open_index(store, choice.index, choice.near, options);
   } else {
-    std::vector<std::string> missing = require_all_numbers(choice.files, options.partial, *store);
-    checkpoint = open_set(store, choice.files, {}, options);
+    if (choice.files.empty()) {
+      throw Error(ErrorCode::not_found, "without the index nothing is left: there is no file *" +
+                                            std::string(kSafetensorsSuffix))
+          .at_path(store->name());
+    }
+    require_all_numbers(*store, options, choice);
+    checkpoint = open_set(store, choice.files,
+                          {nullptr, nullptr, missing_sources(choice.missing, store)}, options);
     checkpoint.world_size = ranks_of(choice.files);
-    std::ranges::move(missing, std::back_inserter(checkpoint.warnings));
   }
   for (const ObjectInfo& file : choice.near) {
     if (file.name != kTorchSet.usual && !file.name.ends_with(kTorchSet.index_suffix)) continue;

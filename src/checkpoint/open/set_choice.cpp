@@ -7,6 +7,9 @@
 #include <utility>
 
 #include "base/text.h"
+#include "checkpoint/open/directory.h"
+#include "checkpoint/read/guard.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 #include "value/render.h"
 
@@ -18,6 +21,7 @@ using Files = std::vector<ObjectInfo>;
 // What vLLM saves of each rank, in parts: model-rank-0-part-1.safetensors. All ranks' files have
 // the same names of tensors.
 constexpr std::string_view kRankPrefix = "model-rank-", kPart = "-part-";
+constexpr std::size_t kGap = 1000;
 
 struct RankPart {
   int rank = 0, part = 0;
@@ -29,14 +33,6 @@ std::optional<RankPart> rank_part_of(std::string_view name, const SetNames& name
   const auto rank = number_between(kRankPrefix, name.substr(0, middle), "");
   const auto part = number_between(kPart, name.substr(middle), names.suffix);
   return rank && part ? std::optional(RankPart{*rank, *part}) : std::nullopt;
-}
-
-// Names of the same weights in another form: Mistral's own, and an adapter to a model.
-bool is_other_form(std::string_view name) {
-  constexpr std::array<std::string_view, 2> kForms{"consolidated", "adapter_model"};
-  return std::ranges::any_of(kForms, [name](std::string_view form) {
-    return name.starts_with(form) && (name[form.size()] == '.' || name[form.size()] == '-');
-  });
 }
 
 void move_aside(Files& files, Files kept, const std::string& reason, SetChoice& choice) {
@@ -55,8 +51,13 @@ Files those(const Files& files, const Fits& fits) {
 }
 
 // The parts of one rank.
-void choose_rank(int rank, const SetNames& names, const Store& store, SetChoice& choice) {
-  int next = 0;
+void choose_rank(const OpenOptions& options, const SetNames& names, const Store& store,
+                 SetChoice& choice) {
+  const int rank = *options.rank;
+  if (rank < 0) {
+    throw Error(ErrorCode::invalid_argument, "there is no rank " + std::to_string(rank))
+        .at_path(store.name());
+  }
   const auto is_own = [&](const ObjectInfo& file) {
     const auto found = rank_part_of(file.name, names);
     return found && found->rank == rank;
@@ -69,11 +70,21 @@ void choose_rank(int rank, const SetNames& names, const Store& store, SetChoice&
   }
   std::ranges::sort(own, {},
                     [&](const ObjectInfo& file) { return rank_part_of(file.name, names)->part; });
+  std::vector<std::string> missing;
+  int next = 0;
   for (const ObjectInfo& file : own) {
-    if (rank_part_of(file.name, names)->part == next++) continue;
-    throw Error(ErrorCode::incomplete, "part " + std::to_string(next - 1) + " of rank " +
-                                           std::to_string(rank) + " is missing")
-        .at_path(store.name());
+    const int part = rank_part_of(file.name, names)->part;
+    // Of a number far off the first few say enough.
+    for (; next < part && missing.size() < kGap; ++next) {
+      missing.push_back(std::string(kRankPrefix) + std::to_string(rank) + std::string(kPart) +
+                        std::to_string(next) + std::string(names.suffix));
+    }
+    next = part + 1;
+  }
+  if (!missing.empty()) {
+    pass_over(missing,
+              "parts of rank " + std::to_string(rank) + " are missing, the first is " + missing[0],
+              store, options, choice);
   }
   move_aside(choice.files, std::move(own), "not of rank " + std::to_string(rank), choice);
 }
@@ -96,7 +107,18 @@ void choose_files(const SetNames& names, const Store& store, SetChoice& choice) 
         .at_path(store.name());
   }
   if (Files own = those(choice.files, is_own_form); !own.empty())
-    move_aside(choice.files, std::move(own), "another form of the model, or beside it", choice);
+    move_aside(choice.files, std::move(own), kBeside, choice);
+}
+
+// Digests tell of files that were there.
+void require_lacked(const Store& store, const OpenOptions& options, SetChoice& choice) {
+  NearObjects objects(store, choice.near);
+  const std::vector<std::string> lacked = lacked_files(store, objects);
+  if (lacked.empty()) return;
+  pass_over(
+      lacked,
+      "the file " + printable(lacked[0], 200) + " is missing; it was there when digests were made",
+      store, options, choice);
 }
 
 // An index that names the one file is about that.
@@ -112,6 +134,34 @@ void require_one(const std::string& index, const std::string& single, const Stor
 
 }  // namespace
 
+bool is_other_form(std::string_view name) {
+  constexpr std::array<std::string_view, 2> kForms{"consolidated", "adapter_model"};
+  return std::ranges::any_of(kForms, [name](std::string_view form) {
+    return name.starts_with(form) && (name[form.size()] == '.' || name[form.size()] == '-');
+  });
+}
+
+bool has_own_form(const std::vector<ObjectInfo>& files, const SetNames& names) {
+  return std::ranges::any_of(files, [&names](const ObjectInfo& file) {
+    return file.name.find('/') == std::string::npos && !is_other_form(file.name) &&
+           (file.name.ends_with(names.suffix) || file.name.ends_with(names.index_suffix));
+  });
+}
+
+void pass_over(const std::vector<std::string>& missing, const std::string& what, const Store& store,
+               const OpenOptions& options, SetChoice& choice) {
+  if (!options.partial) {
+    throw Error(ErrorCode::incomplete, what + "; --partial takes what is there")
+        .at_path(store.name());
+  }
+  choice.missing.insert(missing.begin(), missing.end());
+}
+
+void remark_missing(const MissingFiles& missing, Checkpoint& checkpoint) {
+  for (const auto& [name, source] : missing)
+    checkpoint.remarks.push_back(missing_row(name, "other files or digests tell of it"));
+}
+
 SetChoice choose_set(const std::vector<ObjectInfo>& decided, const SetNames& names,
                      const Store& store, const OpenOptions& options) {
   SetChoice choice;
@@ -123,12 +173,19 @@ SetChoice choose_set(const std::vector<ObjectInfo>& decided, const SetNames& nam
     return std::ranges::find(choice.files, name, &ObjectInfo::name) != choice.files.end();
   };
   if (options.rank) {
-    choose_rank(*options.rank, names, store, choice);
+    choose_rank(options, names, store, choice);
+    require_lacked(store, options, choice);
     return choice;
   }
   if (!options.ignore_index) choice.index = find_index(choice.near, names, store);
+  const bool has_own = has_own_form(choice.near, names);
+  for (const ObjectInfo& file : choice.near) {
+    if (has_own && is_other_form(file.name) && file.name.ends_with(names.index_suffix))
+      choice.remarks.push_back({file.name, FileState::not_part, kBeside, file.size});
+  }
   if (choice.index.empty()) {
     choose_files(names, store, choice);
+    require_lacked(store, options, choice);
   } else if (const std::string single = single_of(choice.index); is_there(single)) {
     require_one(choice.index, single, store);
   }

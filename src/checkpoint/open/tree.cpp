@@ -17,6 +17,7 @@
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/tree_json.h"
 #include "checkpoint/read/memory.h"
+#include "checkpoint/read/missing.h"
 #include "checkpoint/read/safetensors_digests.h"
 #include "layout/boxes.h"
 #include "tessera/error.h"
@@ -212,7 +213,9 @@ void Notes::add(const std::map<std::string, std::string>& metadata) {
     }
     // One value for all notes of a tensor: it may have many pieces.
     Value& tied = tied_[found->second];
-    if (tied.is(Value::Kind::none)) tied = tied_to(leaves_[found->second].value.as_tensor());
+    const Value& noted = leaves_[found->second].value;
+    if (tied.is(Value::Kind::none))
+      tied = is_missing_value(noted) ? noted : tied_to(noted.as_tensor());
     noted_.emplace(name, Leaf{name, Path{name}, tied});
   }
 }

@@ -51,7 +51,8 @@ inline constexpr const char* kTiesKey = "tessera.ties";
 // The tensors that the metadata of a set's files notes (name -> name of the tensor that it is).
 class Notes {
  public:
-  // `leaves`, all of them tensors, are those of all files, and stay as they are while this lives.
+  // `leaves`, all of them tensors or missing_value()s, are those of all files, and stay as they are
+  // while this lives.
   explicit Notes(const std::vector<Leaf>& leaves) : leaves_(leaves) {}
   // The notes of one file. A note counts where the leaves have its second name alone.
   void add(const std::map<std::string, std::string>& metadata);

@@ -81,6 +81,16 @@ void require_sizes(const DigestsByName& digests, NearObjects& objects, const Sto
   }
 }
 
+std::vector<std::string> lacked_files(const Store& store, NearObjects& objects) {
+  std::vector<std::string> names;
+  const auto* guarded = dynamic_cast<const GuardedStore*>(&store);
+  if (guarded == nullptr) return names;
+  for (const auto& [name, file] : guarded->digests()) {
+    if (objects.find(name) == nullptr) names.push_back(name);
+  }
+  return names;
+}
+
 std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store, bool may_lack) {
   if (!store->exists(kDirectorySideFile)) return store;
   DigestsByName digests = read_side_file(*store, kDirectorySideFile).files;

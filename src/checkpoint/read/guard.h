@@ -28,6 +28,9 @@ namespace tessera {
 void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store,
                    bool may_lack);
 
+// The files that the digests of a guarded store name and that are not among `objects`, sorted.
+[[nodiscard]] std::vector<std::string> lacked_files(const Store& store, NearObjects& objects);
+
 // The side file `name` of `store`. Throws `corrupt` when it is damaged.
 [[nodiscard]] SideFile read_side_file(const Store& store, std::string_view name);
 
