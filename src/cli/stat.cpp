@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/open/directory.h"
+#include "checkpoint/read/missing.h"
 #include "checkpoint/read/select.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
@@ -39,6 +40,7 @@ std::uint64_t parameters_of(const Checkpoint& checkpoint) {
 Facts facts_of(const Checkpoint& checkpoint) {
   Facts facts;
   for (const Leaf& leaf : checkpoint.leaves) {
+    if (is_missing_value(leaf.value)) continue;  // nobody knows what it is
     facts.optimizer = facts.optimizer || is_optimizer_state(leaf);
     if (!leaf.value.is(Value::Kind::tensor)) {
       ++facts.values;

@@ -129,6 +129,7 @@ class CommandLine(Case):
         self.assertEqual(sorted(row["name"] for row in rows if row["missing"] == [missing]), lost)
         stat = json.loads(tessera("stat", target, "--json").stdout)
         self.assertEqual((stat["complete"], [row["file"] for row in stat["directory"] if row["state"] == "missing"]), (False, [missing]))
+        self.assertEqual(stat["tensors"] + stat["values"], len(rows) - len(lost))
         for verb in (["cat", target, lost[0]], ["convert", target, self.work / "part.pt"], ["diff", target, self.dcp]):
             failed = tessera(*verb)
             self.assertEqual(failed.returncode, 3, (verb, failed.stderr))
