@@ -364,6 +364,10 @@ class CommandLine(Case):
     def test_missing_data_file(self):
         (self.dcp / "__1_0.distcp").unlink()
         self.assertIn("file        __1_0.distcp: missing, ", tessera("stat", self.dcp).stdout)
+        partial = tessera("stat", "--partial", self.dcp)
+        self.assertIn("file        __1_0.distcp: missing, ", partial.stdout)
+        self.assertNotIn("not understood", partial.stdout)
+        self.assertNotIn("after its last item", partial.stderr)
         done = tessera("convert", self.dcp, self.work / "a.pt")
         self.assertEqual(done.returncode, 3)
         self.assertIn("tessera: incomplete: ", done.stderr)

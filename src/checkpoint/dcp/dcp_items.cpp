@@ -112,9 +112,20 @@ void DataFiles::pass_over(const dcp::ItemView& item) {
   ++file.items;
 }
 
+void DataFiles::leave_out(const dcp::Entry& entry) {
+  if (!entry.is_tensor) return pass_over(view_of(entry.item));
+  for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
+    const dcp::ItemView item = entry.chunks.item(i);
+    pass_over(item);
+    if (!is_raw_chunk(entry, i)) continue;
+    File& file = find(item.path)->second;  // one safetensors file from end to end
+    file.end = std::max(file.end, file.object.size);
+  }
+}
+
 bool DataFiles::is_here(const dcp::ItemView& item) {
   File& file = find(item.path)->second;
-  file.is_wanted = true;
+  if (file.is_missing) file.is_wanted = true;
   return !file.is_missing;
 }
 

@@ -58,6 +58,8 @@ class DataFiles {
   void require_apart();
   // Notes where an item ends that nobody reads.
   void pass_over(const dcp::ItemView& item);
+  // The same for all items of an entry that the checkpoint is opened without.
+  void leave_out(const dcp::Entry& entry);
   // The bytes of a file that was asked for, by its number.
   [[nodiscard]] std::shared_ptr<const ByteSource> source(std::uint32_t number) const {
     return numbered_[number]->source;
@@ -82,7 +84,7 @@ class DataFiles {
   struct File {
     ObjectInfo object = {};  // as listed, or what is needed of a missing one
     bool is_missing = false;
-    bool is_wanted = false;   // somebody asked for it
+    bool is_wanted = false;   // somebody asked for what lies there, or for a missing one
     std::uint64_t end = 0;    // of the last item
     std::uint64_t items = 0;  // that were asked for or passed over
     std::uint32_t number = 0;

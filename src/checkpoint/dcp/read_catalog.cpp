@@ -112,10 +112,12 @@ std::map<std::string, Shape> sharding_offsets(const std::map<std::string, std::s
 namespace {
 
 // The number of ranks, from file names; 0 when the names say nothing.
-int world_size_of(const std::vector<CatalogFile>& files) {
+int world_size_of(const std::vector<CatalogFile>& files, const std::vector<std::string>& missing) {
   int last = -1;
   for (const CatalogFile& file : files)
     last = std::max(last, rank_of_data_file(file.info.name).value_or(-1));
+  for (const std::string& name : missing)
+    last = std::max(last, rank_of_data_file(name).value_or(-1));
   return last + 1;
 }
 
@@ -268,12 +270,14 @@ void add_digests(std::vector<CatalogFile>& files, DigestsByName& digests) {
   }
 }
 
-// Whether all bytes of the entry that count lie in files that are there.
+// Whether all bytes of the entry that count lie in files that are there. Asks for each of them, so
+// that every missing file is told.
 bool is_here(const dcp::Entry& entry, DataFiles& files) {
   if (!entry.is_tensor) return files.is_here(view_of(entry.item));
-  return std::ranges::all_of(needed_chunks(entry), [&](std::size_t chunk) {
-    return files.is_here(entry.chunks.item(chunk));
-  });
+  const std::vector<std::size_t> needed = needed_chunks(entry);
+  return std::ranges::count_if(needed, [&](std::size_t chunk) {
+           return !files.is_here(entry.chunks.item(chunk));
+         }) == 0;
 }
 
 // Puts the entries into the catalog, and answers the names of those that are left out.
@@ -282,6 +286,7 @@ std::vector<std::string> add_entries(const dcp::Metadata& metadata, bool partial
   std::vector<std::string> left;
   for_each_entry(metadata, [&](const dcp::Entry& entry) {
     if (partial && !is_here(entry, files)) {
+      files.leave_out(entry);
       left.push_back(entry.name);
     } else if (entry.is_tensor) {
       add_tensor(entry, files, catalog);
@@ -331,7 +336,7 @@ Bytes catalog_of(const dcp::Metadata& metadata, bool merged, std::shared_ptr<Sto
     // The replicas of higher ranks are not read: their files go on.
     head.world_size = static_cast<int>(head.metadata.size());
   } else {
-    head.world_size = world_size_of(used);
+    head.world_size = world_size_of(used, head.missing);
     for (std::string& warning : files.warnings()) head.warnings.push_back(std::move(warning));
   }
   add_digests(used, head.digests);

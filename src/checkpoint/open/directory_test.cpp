@@ -483,6 +483,28 @@ TEST(Directory, RanksLoadWhatTheyAskFor) {
   });
 }
 
+TEST(Directory, EachMissingFileOfWhatIsLeftOutIsTold) {
+  const std::string directory = copy_of(kGolden + "variants/c2_multi");
+  const auto whole_one = Checkpoint::open(directory);
+  std::vector<std::string> files;  // of s0, in the order of its rows
+  for (const Piece& piece : whole_one.tensor("s0").pieces)
+    files.push_back(fs::path(piece.storage->source->name()).filename());
+  ASSERT_GE(files.size(), 2U);
+  ASSERT_NE(files.front(), files.back());
+  fs::remove(directory + "/" + files.front());
+  const auto one = Checkpoint::open(directory, {.partial = true});
+  for (const FileRow& row : one.directory())
+    EXPECT_NE(row.state, FileState::not_understood) << row.name;
+  EXPECT_THAT(one.warnings, testing::Not(Contains(HasSubstr("after its last item"))));
+  EXPECT_EQ(one.world_size, whole_one.world_size);
+  fs::remove(directory + "/" + files.back());
+  const auto both = Checkpoint::open(directory, {.partial = true});
+  EXPECT_EQ(state_of(both, files.front()), "missing");
+  EXPECT_EQ(state_of(both, files.back()), "missing");
+  EXPECT_THAT(both.warnings, Contains(HasSubstr("2 files are missing")));
+  EXPECT_EQ(both.world_size, whole_one.world_size);
+}
+
 TEST(Directory, EachCutDataFileIsTold) {
   const std::string directory = copy_of(kGolden + "variants/c2_multi");
   for (const char* name : {"/__0_0.distcp", "/__1_1.distcp"})
