@@ -8,11 +8,13 @@
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/opened.h"
 #include "checkpoint/load/tell.h"
+#include "checkpoint/open/directory.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/tree.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/read/meter.h"
+#include "checkpoint/read/missing.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/whereabouts.h"
@@ -370,6 +372,7 @@ Filling filling_of(const Checkpoint& checkpoint, const ReadRequest& request,
     wanted.shape = have.shape;
     wanted.pieces[0].slice = slice;
     require_writable(wanted, request.name);
+    if (lacks_files(checkpoint)) require_here(wanted, have);
     return {request.name, Value(std::move(wanted)), checkpoint.find(request.name)->value};
   } catch (Error& error) {
     throw error.at_key(request.name).at_path(checkpoint.path);

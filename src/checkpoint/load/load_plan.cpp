@@ -265,20 +265,6 @@ std::set<std::string_view> names_of(const std::vector<Leaf>& leaves) {
   return names;
 }
 
-std::vector<Slice> slices_of(const Tensor& tensor) {
-  std::vector<Slice> slices;
-  for (const Piece& piece : tensor.pieces) slices.push_back(piece.slice);
-  return slices;
-}
-
-// Throws `incomplete` where a piece that lies in a missing file has any of the wanted elements.
-void require_parts(const Tensor& want, const Tensor& have) {
-  const std::vector<Slice> from = slices_of(have), to = slices_of(want);
-  for (const Copy& copy : plan_copies(have.shape, from, to)) {
-    if (is_missing(have.pieces[copy.from])) throw missing_file(Value(have))->missing();
-  }
-}
-
 // The leaves of the tree by the rule that fits the checkpoint: files from before torch 2.4 keep
 // containers without tensors in one item (checkpoint-rows P-11).
 std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint,
@@ -338,7 +324,7 @@ class Planner {
     } else {
       if (source_.is_own()) require_held(tensor, found->value.as_tensor());
       source_.want(leaf, tensor);
-      if (lacks_files_) require_parts(tensor, found->value.as_tensor());
+      if (lacks_files_) require_here(tensor, found->value.as_tensor());
       plan_.fillings.push_back({wanted.name, wanted.value, found->value});
     }
   }

@@ -483,6 +483,26 @@ TEST(Directory, RanksLoadWhatTheyAskFor) {
   });
 }
 
+TEST(Directory, NothingIsWrittenBeforeTheMissingFileIsTold) {
+  const std::string directory = copy_of(kGolden + "variants/c2_multi");
+  fs::remove(directory + "/__0_0.distcp");
+  const auto checkpoint = Checkpoint::open(directory);
+  std::vector<float> plain(4, -1), sharded(15, -1);
+  const std::vector<ReadRequest> requests{
+      {"plain", TensorView::of(plain.data(), DType::float32, {4}), std::nullopt},
+      {"s0", TensorView::of(sharded.data(), DType::float32, {5, 3}), std::nullopt}};
+  const Error error = error_of([&] { (void)checkpoint.read_many(requests, {.threads = 1}); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_EQ(error.key(), "s0");
+  EXPECT_THAT(error.path(), HasSubstr("__0_0.distcp"));
+  EXPECT_EQ(plain, std::vector<float>(4, -1));
+  EXPECT_EQ(sharded, std::vector<float>(15, -1));
+  // The rows that are there can be read.
+  const Slice there = Box{{3, 0}, {2, 3}};
+  (void)checkpoint.read("s0", there, TensorView::of(sharded.data(), DType::float32, {2, 3}));
+  EXPECT_NE(sharded[0], -1);
+}
+
 TEST(Directory, EachMissingFileOfWhatIsLeftOutIsTold) {
   const std::string directory = copy_of(kGolden + "variants/c2_multi");
   const auto whole_one = Checkpoint::open(directory);

@@ -1,10 +1,12 @@
 #include "checkpoint/read/missing.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
 #include "base/text.h"
 #include "layout/boxes.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 #include "value/equality.h"
 #include "value/inner_tensors.h"
@@ -83,6 +85,21 @@ std::vector<std::string> missing_files(const Value& value) {
 
 void require_here(const Leaf& leaf) {
   if (const LazySource* file = missing_file(leaf.value)) throw file->missing().at_key(leaf.name);
+}
+
+void require_here(const Tensor& want, const Tensor& have) {
+  if (std::ranges::none_of(have.pieces, is_missing)) return;
+  const auto slices_of = [](const Tensor& tensor) {
+    std::vector<Slice> slices;
+    slices.reserve(tensor.pieces.size());
+    for (const Piece& piece : tensor.pieces) slices.push_back(piece.slice);
+    return slices;
+  };
+  const std::vector<Slice> from = slices_of(have), to = slices_of(want);
+  for (const Copy& copy : plan_copies(have.shape, from, to)) {
+    if (const LazySource* const file = missing_file_of(have.pieces[copy.from]))
+      throw file->missing();
+  }
 }
 
 std::optional<std::string> warning_of_missing(const std::vector<std::string>& files,

@@ -27,6 +27,9 @@ namespace tessera {
 [[nodiscard]] std::vector<std::string> missing_files(const Value& value);
 // Throws `incomplete` with the leaf's name for one that lies in a missing file.
 void require_here(const Leaf& leaf);
+// Throws `incomplete` where a piece of `have` that lies in a missing file has any of the elements
+// that the pieces of `want` are for.
+void require_here(const Tensor& want, const Tensor& have);
 
 // What opening a checkpoint says of missing files, and of the leaves that were left out for them;
 // none: no file is missing.

@@ -326,7 +326,9 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   const std::vector<Leaf> chosen =
       is_all ? std::vector<Leaf>() : leaves_for(checkpoint, options, notes);
   const std::vector<Leaf>& leaves = is_all ? checkpoint.leaves : chosen;
-  if (lacks_files(checkpoint)) std::ranges::for_each(leaves, require_here);
+  if (lacks_files(checkpoint)) {
+    for (const Leaf& leaf : leaves) require_here(leaf);
+  }
   const Destination where = destination_of(target, options);
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);
