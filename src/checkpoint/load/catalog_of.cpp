@@ -15,7 +15,6 @@
 
 #include "checkpoint/dcp/catalog.h"
 #include "checkpoint/dcp/dcp_items.h"
-#include "checkpoint/open/directory.h"
 #include "checkpoint/read/guard.h"
 #include "checkpoint/read/missing.h"
 #include "comm/message.h"
@@ -67,7 +66,7 @@ class CheckpointWriter {
     Value values = Value::list();
     for (const Leaf& leaf : checkpoint_.leaves) {
       add(leaf, leaves);
-      values.items().push_back(written(leaf.value));
+      values.items().push_back(leaf.value);
     }
     pickle::WriteOptions options;
     options.protocol = 4;
@@ -85,15 +84,6 @@ class CheckpointWriter {
   }
 
  private:
-  // Who is told elements cannot find out that they lie in a missing file.
-  [[nodiscard]] Value written(const Value& value) const {
-    const LazySource* const missing =
-        !places_ && lacks_files(checkpoint_) ? missing_file(value) : nullptr;
-    if (missing == nullptr) return value;
-    return missing_value(
-        std::make_shared<LazySource>(checkpoint_.store, missing->object(), true, nullptr));
-  }
-
   void write_head(MessageWriter& message) const {
     const Checkpoint& from = checkpoint_;
     const bool below = from.store && from.path.starts_with(from.store->name());
@@ -135,6 +125,7 @@ class CheckpointWriter {
          {tensor.requires_grad, tensor.parameter, tensor.sharded, tensor.bare_storage})
       record.count(flag ? 1 : 0);
     write_shape(record, tensor.shape);
+    // Who is told elements has to know which of them nobody can tell.
     const bool has_places = places_ || std::ranges::any_of(tensor.pieces, is_missing);
     record.count(has_places ? tensor.pieces.size() : 0);
     if (has_places) {

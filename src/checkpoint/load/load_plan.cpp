@@ -310,7 +310,8 @@ class Planner {
     }
     const auto leaf = static_cast<std::size_t>(found - checkpoint_.leaves.data());
     taken_[leaf] = true;
-    if (lacks_files_ && is_missing_value(found->value)) require_here(*found);
+    // Of a tensor it has to be known what is wanted of it.
+    if (lacks_files_ && !found->value.is(Value::Kind::tensor)) require_here(*found);
     if (!wanted.value.is(Value::Kind::tensor)) {
       source_.want(leaf);
       if (lacks_files_) require_here(*found);
@@ -350,7 +351,7 @@ class Planner {
     std::vector<Leaf> below;
     for (const std::size_t i : leaves_below(checkpoint_, wanted.path)) {
       taken_[i] = true;
-      if (lacks_files_ && is_missing_value(checkpoint_.leaves[i].value))
+      if (lacks_files_ && !checkpoint_.leaves[i].value.is(Value::Kind::tensor))
         require_here(checkpoint_.leaves[i]);
       source_.want(i);
       if (lacks_files_) require_here(checkpoint_.leaves[i]);

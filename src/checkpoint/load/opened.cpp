@@ -22,6 +22,7 @@
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "checkpoint/open/under_way.h"
+#include "checkpoint/read/missing.h"
 #include "checkpoint/read/side_file.h"
 #include "comm/confer.h"
 #include "comm/message.h"
@@ -304,11 +305,15 @@ void LoadSource::want_told(std::size_t leaf) {
     if (inner_tensors(value).empty()) return;
     throw Error(ErrorCode::unsupported, "a value that holds tensors, which one rank cannot tell");
   }
-  // Nobody reads it: it says that the tensor's elements are known.
+  // Nobody reads it: it says that the tensor's elements are known, but those in missing files.
   Tensor& tensor = value.as_tensor();
   auto storage = std::make_shared<Storage>();
   storage->size = byte_size(tensor.dtype, tensor.shape);
-  tensor.pieces = {Piece{whole(tensor.shape), std::move(storage), 0, {}, -1}};
+  if (std::ranges::none_of(tensor.pieces, is_missing))
+    tensor.pieces = {Piece{whole(tensor.shape), storage, 0, {}, -1}};
+  for (Piece& piece : tensor.pieces) {
+    if (!is_missing(piece)) piece = Piece{piece.slice, storage, 0, {}, -1};
+  }
 }
 
 void LoadSource::watch(std::shared_ptr<const Store> directory, std::uint64_t mark) {

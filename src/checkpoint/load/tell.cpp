@@ -13,6 +13,7 @@
 
 #include "base/digest.h"
 #include "checkpoint/read/cast.h"
+#include "checkpoint/read/missing.h"
 #include "comm/confer.h"
 #include "comm/message.h"
 #include "layout/boxes.h"
@@ -106,8 +107,8 @@ class TellingRank {
     for (const Segment& segment : batch) {
       const Tensor& tensor = reader_of(segment.leaf);
       const std::size_t at = bytes.size();
-      bytes.resize(at + static_cast<std::size_t>(segment.count) * size_of(tensor.dtype));
-      reader_->read(whole(tensor.shape), segment.begin, segment.count, bytes.data() + at);
+      bytes.resize(at + size_of(job_, segment));
+      read_there(tensor, segment, {bytes.data() + at, size_of(job_, segment)});
     }
     if (batch.empty()) close();
     return bytes;
@@ -128,18 +129,36 @@ class TellingRank {
   }
 
  private:
+  // Calls `take` with what each piece that is there has of the segment, and the piece.
+  template <class Take>
+  static void for_each_part(const Tensor& tensor, const Segment& segment, const Take& take) {
+    const Slice wanted[] = {FlatRange{segment.begin, segment.begin + segment.count}};
+    for (const Piece& piece : tensor.pieces) {
+      if (is_missing(piece)) continue;
+      const Slice held[] = {piece.slice};
+      for (const Copy& copy : plan_copies(tensor.shape, held, wanted)) take(piece, copy);
+    }
+  }
+
+  // No rank takes elements that lie in missing files: all have planned their loads. They are zeros.
+  void read_there(const Tensor& tensor, const Segment& segment, MutableByteView out) {
+    if (std::ranges::none_of(tensor.pieces, is_missing))
+      return reader_->read(whole(tensor.shape), segment.begin, segment.count, out.data());
+    const std::size_t element = size_of(tensor.dtype);
+    for_each_part(tensor, segment, [&](const Piece& piece, const Copy& copy) {
+      reader_->read(piece.slice, copy.from_local, copy.count,
+                    out.data() + static_cast<std::size_t>(copy.to_local) * element);
+    });
+  }
+
   void read_pieces(const Tensor& tensor, const Segment& segment, std::size_t begin,
                    MessageWriter& parts) {
     const std::size_t element = size_of(tensor.dtype);
-    const Slice wanted[] = {FlatRange{segment.begin, segment.begin + segment.count}};
-    for (const Piece& piece : tensor.pieces) {
-      const Slice held[] = {piece.slice};
-      for (const Copy& copy : plan_copies(tensor.shape, held, wanted)) {
-        Bytes bytes(static_cast<std::size_t>(copy.count) * element);
-        reader_->read(piece.slice, copy.from_local, copy.count, bytes.data());
-        parts.count(begin + static_cast<std::size_t>(copy.to_local) * element).block(bytes);
-      }
-    }
+    for_each_part(tensor, segment, [&](const Piece& piece, const Copy& copy) {
+      Bytes bytes(static_cast<std::size_t>(copy.count) * element);
+      reader_->read(piece.slice, copy.from_local, copy.count, bytes.data());
+      parts.count(begin + static_cast<std::size_t>(copy.to_local) * element).block(bytes);
+    });
   }
 
   const Tensor& reader_of(std::size_t leaf) {

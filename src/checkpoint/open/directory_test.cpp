@@ -483,6 +483,28 @@ TEST(Directory, RanksLoadWhatTheyAskFor) {
   });
 }
 
+// Of a model in rows whose second half is missing, a rank may ask for the first alone.
+TEST(Directory, RowsThatAreThereAreTold) {
+  const std::string directory = copy_of(kGolden + "variants/c2_multi");
+  fs::remove(directory + "/__0_0.distcp");
+  const auto rows = [](std::int64_t begin, std::int64_t end, float fill) {
+    return Value::dict({{"s0", counting({5, 3}, Box{{begin, 0}, {end - begin, 3}}, fill, false)}});
+  };
+  Value whole_rows = rows(3, 5, -1);
+  (void)load(whole_rows, kGolden + "variants/c2_multi");
+  LoadOptions options;
+  options.reader = LoadReader::rank_zero;
+  run_ranks(2, [&](Group& group) {
+    Value there = rows(3, 5, -1);
+    (void)load(there, directory, options, group);
+    EXPECT_EQ(floats(there.at("s0").as_tensor()), floats(whole_rows.at("s0").as_tensor()));
+    Value lost = group.rank() == 0 ? rows(2, 3, -1) : rows(3, 5, -1);
+    const Error error = error_of([&] { (void)load(lost, directory, options, group); });
+    EXPECT_EQ(error.code(), ErrorCode::incomplete) << error.what();
+    EXPECT_THAT(error.path(), HasSubstr("__0_0.distcp"));
+  });
+}
+
 TEST(Directory, NothingIsWrittenBeforeTheMissingFileIsTold) {
   const std::string directory = copy_of(kGolden + "variants/c2_multi");
   fs::remove(directory + "/__0_0.distcp");
