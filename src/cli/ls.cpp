@@ -77,10 +77,10 @@ Row facts_of(const Leaf& leaf) {
           ""};
 }
 
-// "  missing: a, b"; empty: all is there.
-std::string missing_text(const Leaf& leaf) {
+// "  missing: a, b"; empty: all is there. Names of files in the directory.
+std::string missing_text(const Leaf& leaf, const std::string& directory) {
   std::string names;
-  for (const std::string& file : missing_files(leaf.value))
+  for (const std::string& file : missing_files(leaf.value, directory))
     names += (names.empty() ? "" : ", ") + printable(file, 200);
   return names.empty() ? "" : "  missing: " + names;
 }
@@ -109,8 +109,9 @@ class Ties {
   std::vector<std::size_t> kept_;
 };
 
-// `is_lacking`: files are missing, in which some of them may lie.
-void print_leaves(const std::vector<Leaf>& leaves, bool is_lacking) {
+void print_leaves(const Checkpoint& checkpoint) {
+  const std::vector<Leaf>& leaves = checkpoint.leaves;
+  const bool is_lacking = lacks_files(checkpoint);
   JsonRows rows;
   const Ties ties(leaves);
   for (std::size_t i = 0; i < leaves.size(); ++i) {
@@ -128,7 +129,7 @@ void print_leaves(const std::vector<Leaf>& leaves, bool is_lacking) {
     } else if (!is_missing_value(leaf.value)) {
       add_value(leaf.value, kMostListed, item);
     }
-    if (is_lacking) item["missing"] = missing_files(leaf.value);
+    if (is_lacking) item["missing"] = missing_files(leaf.value, checkpoint.store->name());
     rows.add(item);
   }
   rows.end();
@@ -136,7 +137,9 @@ void print_leaves(const std::vector<Leaf>& leaves, bool is_lacking) {
 
 // Rows are made twice, for the columns' widths and to be printed, instead of kept: there may be
 // more of them than fit into memory.
-void print_table(const std::vector<Leaf>& leaves, bool is_lacking) {
+void print_table(const Checkpoint& checkpoint) {
+  const std::vector<Leaf>& leaves = checkpoint.leaves;
+  const bool is_lacking = lacks_files(checkpoint);
   const Row head{"name", "dtype", "shape", "bytes", "pieces", "files"};
   std::size_t name = 0, dtype = 0, shape = 0, bytes = 0;
   const auto widen = [&](const Row& row) {
@@ -156,7 +159,8 @@ void print_table(const std::vector<Leaf>& leaves, bool is_lacking) {
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const std::string* const tied = ties.name_for(i);
     const std::string tie = tied == nullptr ? "" : "  tied to " + printable_name(*tied);
-    print(row_of(leaves[i]), is_lacking ? tie + missing_text(leaves[i]) : tie);
+    print(row_of(leaves[i]),
+          is_lacking ? tie + missing_text(leaves[i], checkpoint.store->name()) : tie);
   }
 }
 
@@ -164,9 +168,7 @@ int ls(const LsArguments& options, const Common& common) {
   // Lives as long as the process: to free a million pieces takes longer than to list them.
   static Checkpoint& checkpoint = *new Checkpoint(opened(options.path, options.open));
   keep_only(checkpoint, options.only);
-  const bool is_lacking = lacks_files(checkpoint);
-  common.json ? print_leaves(checkpoint.leaves, is_lacking)
-              : print_table(checkpoint.leaves, is_lacking);
+  common.json ? print_leaves(checkpoint) : print_table(checkpoint);
   return kDone;
 }
 

@@ -361,6 +361,16 @@ class CommandLine(Case):
         self.refused("incomplete", "ls", self.dcp)
         self.refused("incomplete", "verify", self.dcp, exit_code=1)
 
+    def test_missing_data_file_of_olmo(self):
+        (self.work / "olmo").mkdir()
+        (self.dcp / "__1_0.distcp").unlink()
+        inside = self.dcp.rename(self.work / "olmo/model_and_optim")
+        self.assertIn("  missing: model_and_optim/__1_0.distcp", tessera("ls", self.work / "olmo").stdout)
+        rows = json.loads(tessera("ls", "--json", self.work / "olmo").stdout)
+        self.assertIn(["model_and_optim/__1_0.distcp"], [row["missing"] for row in rows])
+        found = json.loads(tessera("verify", "--json", self.work / "olmo").stdout)["findings"]
+        self.assertEqual([finding["path"] for finding in found], [f"{inside}/__1_0.distcp"])
+
     def test_missing_data_file(self):
         (self.dcp / "__1_0.distcp").unlink()
         self.assertIn("file        __1_0.distcp: missing, ", tessera("stat", self.dcp).stdout)

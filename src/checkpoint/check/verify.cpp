@@ -241,8 +241,8 @@ Checked check_rank_file(const Checkpoint& checkpoint, const ObjectInfo& file, co
 // One for each missing file that leaves lie in. These are taken away: there is nothing to check.
 std::vector<Finding> take_missing(Checkpoint& checkpoint) {
   std::map<std::string, Named> lost;
-  std::erase_if(checkpoint.leaves, [&lost](const Leaf& leaf) {
-    const std::vector<std::string> files = missing_files(leaf.value);
+  std::erase_if(checkpoint.leaves, [&](const Leaf& leaf) {
+    const std::vector<std::string> files = missing_files(leaf.value, checkpoint.store->name());
     for (const std::string& file : files) lost[file].add(printable(leaf.name, 200));
     return !files.empty();
   });

@@ -164,6 +164,7 @@ Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store, const OpenOptions& 
   checkpoint.path = store->name();
   for (ObjectInfo& file : checkpoint.files) file.name = "model_and_optim/" + file.name;
   for (FileRow& row : checkpoint.remarks) row.name = "model_and_optim/" + row.name;
+  for (std::string& warning : checkpoint.warnings) warning.insert(0, "model_and_optim: ");
   const auto trains = rank_files(store->list_level("train"), own_prefix("train"), checkpoint.path);
   const int ranks = static_cast<int>(trains.size());
   if (ranks > 0) {

@@ -74,10 +74,11 @@ const LazySource* missing_file(const Value& value) {
   return found;
 }
 
-std::vector<std::string> missing_files(const Value& value) {
+std::vector<std::string> missing_files(const Value& value, const std::string& directory) {
   std::set<std::string> names;
-  visit_missing(value, [&names](const LazySource& file) {
-    names.insert(file.object().name);
+  visit_missing(value, [&](const LazySource& file) {
+    const bool is_below = file.name().starts_with(directory + "/");
+    names.insert(is_below ? file.name().substr(directory.size() + 1) : file.name());
     return false;
   });
   return {names.begin(), names.end()};

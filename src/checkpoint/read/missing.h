@@ -23,8 +23,10 @@ namespace tessera {
 [[nodiscard]] bool is_missing(const Piece& piece);
 // A missing file that bytes of the value lie in; null: all are there.
 [[nodiscard]] const LazySource* missing_file(const Value& value);
-// The names of all of them, within their stores, sorted.
-[[nodiscard]] std::vector<std::string> missing_files(const Value& value);
+// The names of all of them, sorted, as they are in the directory, such as a checkpoint's store's
+// name: the checkpoint may be made of the stores of its folders.
+[[nodiscard]] std::vector<std::string> missing_files(const Value& value,
+                                                     const std::string& directory);
 // Throws `incomplete` with the leaf's name for one that lies in a missing file.
 void require_here(const Leaf& leaf);
 // Throws `incomplete` where a piece of `have` that lies in a missing file has any of the elements
