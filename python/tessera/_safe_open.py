@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tessera._checkpoint import Checkpoint, open
-from tessera._errors import InvalidArgumentError, MismatchError
+from tessera._errors import IncompleteError, InvalidArgumentError, MismatchError
 from tessera._memory import SAFETENSORS, framework_of
 from tessera._tensor import Tensor
 
@@ -56,7 +56,8 @@ class safe_open:
         self._checkpoint.close()
 
     def keys(self) -> list[str]:
-        """The sorted names of the tensors; of a safetensors file those that its header has.
+        """The sorted names of the tensors; of a safetensors file those that its header has, of an index also those that
+        it has in missing files, unless they are left out (`partial`).
 
         Other names of a tensor (tied weights), which `__metadata__` notes, are not among them, as in safetensors:
         `load_model` takes each name that a file lists for a tensor of its own. `get_tensor` knows them.
@@ -69,7 +70,10 @@ class safe_open:
         kept = noted.get(name)
         if kept is None or kept == name or kept not in self._checkpoint:
             return False
-        tensor, other = self._checkpoint[name], self._checkpoint[kept]
+        try:
+            tensor, other = self._checkpoint[name], self._checkpoint[kept]
+        except IncompleteError:
+            return False  # nobody knows where they lie
         return isinstance(other, Tensor) and 0 not in tensor.shape and tensor.pieces == other.pieces
 
     def offset_keys(self) -> list[str]:
@@ -77,7 +81,10 @@ class safe_open:
         return sorted(self.keys(), key=self._place)
 
     def _place(self, name: str) -> tuple[str, int]:
-        pieces = self._checkpoint[name].pieces
+        try:
+            pieces = self._checkpoint[name].pieces
+        except IncompleteError:
+            return "", 0
         return (pieces[0].file or "", pieces[0].file_offset) if pieces else ("", 0)
 
     def metadata(self) -> dict[str, str] | None:

@@ -25,6 +25,7 @@ def shards(tmp_path):
 def test_what_is_missing_matters_to_who_asks(shards):
     with tessera.open(shards) as checkpoint:
         numpy.testing.assert_array_equal(numpy.asarray(checkpoint["a"]), ONES)
+        assert checkpoint.names() == ["a", "b"]
         assert any("two.safetensors" in text for text in checkpoint.warnings)
         with pytest.raises(tessera.IncompleteError, match="partial"):
             checkpoint["b"]
@@ -33,6 +34,7 @@ def test_what_is_missing_matters_to_who_asks(shards):
     numpy.testing.assert_array_equal(tessera.load(shards, only=["a"], framework="numpy")["a"], ONES)
     with tessera.safe_open(shards, framework="np") as file:
         numpy.testing.assert_array_equal(file.get_tensor("a"), ONES)
+        assert file.keys() == ["a", "b"] and sorted(file.offset_keys()) == ["a", "b"]
         with pytest.raises(tessera.IncompleteError):
             file.get_tensor("b")
     assert [finding.code for finding in tessera.verify(shards).findings] == ["incomplete"]

@@ -98,7 +98,8 @@ TEST(Directory, WhatLiesInAMissingShardMattersToWhoAsks) {
   const std::string directory = two_shards();
   fs::remove(directory + "/B.safetensors");
   const auto checkpoint = Checkpoint::open(directory);
-  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b", "c"}));
+  EXPECT_EQ(checkpoint.names("c*"), std::vector<std::string>{"c"});
   EXPECT_EQ(numbers_of(checkpoint, "a"), (std::vector<float>{1, 2}));
   EXPECT_EQ(state_of(checkpoint, "B.safetensors"), "missing");
   EXPECT_THAT(checkpoint.warnings, ElementsAre(HasSubstr("a file is missing: B.safetensors")));
@@ -301,6 +302,7 @@ TEST(Directory, PartialTakesWhatIsThere) {
   const std::string directory = two_shards();
   fs::remove(directory + "/B.safetensors");
   const auto checkpoint = Checkpoint::open(directory, {.partial = true});
+  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(checkpoint.load().size(), 2U);
   EXPECT_THAT(checkpoint.warnings, ElementsAre("a file is missing: B.safetensors; left out: c"));
   EXPECT_TRUE(verify(directory, {.open = {.partial = true}}).findings.empty());

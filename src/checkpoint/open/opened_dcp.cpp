@@ -95,7 +95,7 @@ Leaf OpenedDcp::leaf_of(const Catalog::Entry& entry) {
     leaf.value = pickle::read(*entry.value).value;
   } else {
     const std::shared_ptr<LazySource> file = source(entry.item->file);
-    leaf.value = file->is_missing() ? missing_value(file) : read_value(file, *entry.item);
+    leaf.value = file->is_missing() ? missing_value(file, false) : read_value(file, *entry.item);
   }
   return leaf;
 }

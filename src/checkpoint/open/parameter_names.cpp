@@ -74,7 +74,7 @@ std::vector<std::string> Checkpoint::names(const std::string& glob) const {
   std::vector<std::string> found;
   const Glob compiled(glob);
   const auto add = [&](const Leaf& leaf) {
-    if (!leaf.value.is(Value::Kind::tensor)) return;
+    if (!leaf.value.is(Value::Kind::tensor) && !is_missing_tensor(leaf.value)) return;
     if (glob == "*" || compiled.fits(leaf.name)) found.push_back(leaf.name);
   };
   if (by_name_.size() == leaves.size()) {

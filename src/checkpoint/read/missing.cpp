@@ -43,7 +43,7 @@ void visit_missing(const Value& value, const Visit& visit) {
 }  // namespace
 
 // One byte that nobody can read, in an object: it is in the way of all that reads or writes values.
-Value missing_value(std::shared_ptr<const LazySource> file) {
+Value missing_value(std::shared_ptr<const LazySource> file, bool is_tensor) {
   auto storage = std::make_shared<Storage>();
   storage->source = std::move(file);
   storage->size = 1;
@@ -53,7 +53,7 @@ Value missing_value(std::shared_ptr<const LazySource> file) {
   byte.shape = {1};
   byte.pieces.push_back(Piece{whole(byte.shape), std::move(storage), 0, {}, -1});
   return Value::object({.callable = Value::global(kModule, kName),
-                        .arguments = Value::tuple({Value(std::move(byte))})});
+                        .arguments = Value::tuple({Value(std::move(byte)), Value(is_tensor)})});
 }
 
 bool is_missing(const Piece& piece) {
@@ -63,6 +63,10 @@ bool is_missing(const Piece& piece) {
 bool is_missing_value(const Value& value) {
   return value.is(Value::Kind::object) && is_global(value.as_object().callable, kModule, kName) &&
          missing_file(value) != nullptr;
+}
+
+bool is_missing_tensor(const Value& value) {
+  return is_missing_value(value) && value.as_object().arguments.at(1).as_bool();
 }
 
 const LazySource* missing_file(const Value& value) {

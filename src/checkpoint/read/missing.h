@@ -13,11 +13,13 @@
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
-// A value of which no more is known than the file that it lies in: whoever reads all that belongs
-// to it gets that file's error.
-[[nodiscard]] Value missing_value(std::shared_ptr<const LazySource> file);
+// A value of which no more is known than the file that it lies in, and maybe that it is a tensor:
+// whoever reads all that belongs to it gets that file's error.
+[[nodiscard]] Value missing_value(std::shared_ptr<const LazySource> file, bool is_tensor = true);
 // Whether missing_value() made it.
 [[nodiscard]] bool is_missing_value(const Value& value);
+// Whether it made it of a tensor.
+[[nodiscard]] bool is_missing_tensor(const Value& value);
 
 // Whether the piece lies in a missing file.
 [[nodiscard]] bool is_missing(const Piece& piece);
