@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/error.h"
 #include "tessera/layout.h"
 #include "tessera/open_options.h"
 #include "text.h"
@@ -22,7 +23,7 @@ class Options {
     if (const auto found = find(name)) value = nb::cast<bool>(*found);
   }
   void get(const char* name, int& value) const {
-    if (const auto found = find(name)) value = nb::cast<int>(*found);
+    if (const auto found = find(name)) value = number_of(name, *found);
   }
   void get(const char* name, std::uint64_t& value) const {
     if (const auto found = find(name)) value = nb::cast<std::uint64_t>(*found);
@@ -39,13 +40,20 @@ class Options {
     if (const auto found = find(name)) value = nb::cast<bool>(*found);
   }
   void get(const char* name, std::optional<int>& value) const {
-    if (const auto found = find(name)) value = nb::cast<int>(*found);
+    if (const auto found = find(name)) value = number_of(name, *found);
   }
   void get(const char* name, std::optional<DType>& value) const {
     if (const auto found = find(name)) value = dtype_from_torch(text_of(*found));
   }
 
  private:
+  static int number_of(const char* name, const nb::object& given) {
+    int number = 0;
+    if (nb::try_cast<int>(given, number)) return number;
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + " is " + text_of(nb::repr(given)) + ", which is no int");
+  }
+
   // None: not given.
   [[nodiscard]] std::optional<nb::object> find(const char* name) const {
     if (!given_.contains(name)) return std::nullopt;
@@ -65,6 +73,8 @@ class Options {
   given.get("partial", options.partial);
   given.get("ignore_index", options.ignore_index);
   given.get("rank", options.rank);
+  if (options.rank && *options.rank < 0)
+    throw Error(ErrorCode::invalid_argument, "rank is " + std::to_string(*options.rank));
   given.get("accept", options.accept);
   return options;
 }

@@ -65,6 +65,13 @@ def test_ignore_index_and_rank(tmp_path):
     numpy.testing.assert_array_equal(tessera.load(tmp_path / "ranks", framework="numpy", rank=1)["a"], ONES)
 
 
+def test_ranks_that_are_none(tmp_path):
+    save_file({"a": ONES}, tmp_path / "model-rank-0-part-0.safetensors")
+    for rank in (-1, 2**40, -(2**40), "0"):
+        with pytest.raises(tessera.InvalidArgumentError, match="rank is"):
+            tessera.open(tmp_path, rank=rank)
+
+
 def test_accept(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": ONES}, path)
