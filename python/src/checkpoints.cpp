@@ -189,12 +189,22 @@ nb::object load(const Opened& self, nb::handle dtype, int threads, bool map, nb:
   return object_of(tree, std::move(wrap));
 }
 
+// The paths of files that the checkpoint names and that are not there.
+std::vector<std::string> missing_paths(const Checkpoint& checkpoint) {
+  std::vector<std::string> paths;
+  for (const FileRow& row : checkpoint.remarks) {
+    if (row.state == FileState::missing) paths.push_back(checkpoint.store->name() + "/" + row.name);
+  }
+  return paths;
+}
+
 // What tells this save from another one in its place: its own name, where the kind has one, or else
 // the files with their sizes and versions. A file that is open is known as it was when it was
 // opened.
 std::map<std::string, std::string> marks_of(const Checkpoint& checkpoint) {
   if (!checkpoint.save_id.empty()) return {{"save", checkpoint.save_id}};
   std::map<std::string, std::string> marks;
+  const std::vector<std::string> missing = missing_paths(checkpoint);
   const ByteSource* last = nullptr;  // tensors of one file come one after another
   for (const Leaf& leaf : checkpoint.leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
@@ -202,13 +212,15 @@ std::map<std::string, std::string> marks_of(const Checkpoint& checkpoint) {
       const ByteSource* const source = piece.storage ? piece.storage->source.get() : nullptr;
       if (source == nullptr || source == last) continue;
       last = source;
-      marks.try_emplace(source->name(), source->version());
+      if (std::ranges::find(missing, source->name()) == missing.end())
+        marks.try_emplace(source->name(), source->version());
     }
   }
   for (const ObjectInfo& file : checkpoint.files) {
     const std::string version = marks.empty() ? checkpoint.store->open(file.name)->version() : "";
     marks[file.name] = std::to_string(file.size) + " " + file.version + version;
   }
+  for (const std::string& path : missing) marks[path] = "missing";
   return marks;
 }
 
@@ -220,6 +232,13 @@ nb::list identity(const Opened& self) {
   for (const auto& [name, mark] : marks)
     pairs.append(nb::make_tuple(string_of_path(name), string_of(mark)));
   return pairs;
+}
+
+nb::list missing(const Opened& self) {
+  nb::list paths;
+  for (const std::string& path : missing_paths(*self.checkpoint()))
+    paths.append(string_of_path(path));
+  return paths;
 }
 
 nb::list files(const Opened& self) {
@@ -277,6 +296,7 @@ void bind_checkpoints(nb::module_& module) {
       .def_prop_ro("warnings",
                    [](const Opened& self) { return strings_of(self.checkpoint()->warnings); })
       .def_prop_ro("files", files)
+      .def_prop_ro("missing", missing)
       .def_prop_ro("metadata", metadata)
       .def("__len__", [](const Opened& self) { return self.checkpoint()->leaves.size(); })
       .def("file", file)
@@ -285,6 +305,7 @@ void bind_checkpoints(nb::module_& module) {
       .def("has", has)
       .def("leaf", leaf)
       .def("only", only)
+      .def("require_files", [](const Opened& self) { self.checkpoint()->require_files(); })
       .def("read", read, nb::arg("requests"), nb::arg("threads"), nb::arg("memory"))
       .def("mapped", mapped)
       .def("load", load, nb::arg("dtype").none(), nb::arg("threads"), nb::arg("map"),

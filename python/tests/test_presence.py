@@ -51,6 +51,50 @@ def test_partial(shards):
     assert report.tensors == 1
 
 
+def load_ours(torch, state, path, **how):
+    import tessera.torch
+
+    return tessera.torch.load(state, checkpoint_id=path, no_dist=True, **how)
+
+
+def load_by_reader(torch, state, path, **how):
+    import torch.distributed.checkpoint as dcp
+
+    import tessera.torch
+
+    planner = tessera.torch.LoadPlanner(allow_partial_load=not how.pop("strict", True))
+    reader = tessera.torch.FileSystemReader(path, **how)
+    return dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("load", [load_ours, load_by_reader])
+def test_nothing_is_written_before_the_missing_file_is_told(load, torch, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    writer = dcp.FileSystemWriter(tmp_path, single_file_per_rank=False)
+    dcp.save({"a": torch.ones(2), "b": torch.ones(3), "n": 7}, storage_writer=writer, no_dist=True)
+    found = dcp.FileSystemReader(tmp_path).read_metadata().storage_data
+    lost = {index.fqn: where.relative_path for index, where in found.items()}
+    assert len(set(lost.values())) == 3
+    refusals = (tessera.IncompleteError, dcp.CheckpointException)  # torch's load wraps it
+    os.remove(tmp_path / lost["b"])
+    for wanted in (torch.zeros(3), torch.zeros(3, dtype=torch.float64)):  # the latter is read aside
+        state = {"a": torch.zeros(2), "b": wanted, "n": 0}
+        with pytest.raises(refusals, match=lost["b"]):
+            load(torch, state, tmp_path)
+        assert state["a"].tolist() == [0, 0] and state["n"] == 0
+        load(torch, state, tmp_path, partial=True, strict=False)
+        assert state["a"].tolist() == [1, 1] and wanted.tolist() == [0, 0, 0] and state["n"] == 7
+    with tessera.open(tmp_path) as checkpoint:
+        assert list(pickle.loads(pickle.dumps(checkpoint))) == ["a", "b", "n"]
+    os.remove(tmp_path / lost["n"])
+    state = {"a": torch.zeros(2), "n": 0}
+    with pytest.raises(refusals, match=lost["n"]):
+        load(torch, state, tmp_path)
+    assert state["a"].tolist() == [0, 0]
+
+
 def test_ignore_index_and_rank(tmp_path):
     save_file({"a": ONES}, tmp_path / "a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))

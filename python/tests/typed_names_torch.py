@@ -9,9 +9,9 @@ import tessera.torch
 
 
 def drop_in(state: dict[str, Any], path: str) -> None:
-    reader = tessera.torch.FileSystemReader(path, threads=4)
+    reader = tessera.torch.FileSystemReader(path, threads=4, partial=True)
     load(state, storage_reader=reader, planner=tessera.torch.LoadPlanner())
-    keys = tessera.torch.load(state, checkpoint_id=path, strict=False)
+    keys = tessera.torch.load(state, checkpoint_id=path, strict=False, partial=True)
     missing: list[str] = keys.missing_keys
     print(missing, keys == tessera.torch.IncompatibleKeys([], []))
     writer = tessera.torch.FileSystemWriter(path, thread_count=2, single_writer=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,28 @@ from tessera._memory import Memory, memory_of, torch_dtype
 
 #: Bytes of tensors that are read elsewhere first, at once.
 _ASIDE = 256 << 20
+
+class Presence:
+    """Raises `incomplete` for what lies in files of a DCP checkpoint that are missing."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._missing = frozenset(checkpoint._core.missing)
+
+    def require_elements(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """Of a tensor, whose pieces are boxes."""
+        if not self._missing:
+            return
+        for piece in self._checkpoint[name].pieces:
+            assert piece.offsets is not None and piece.sizes is not None
+            sides = zip(piece.offsets, piece.sizes, offsets, sizes)
+            if piece.file in self._missing and all(max(a, b) < min(a + m, b + n) for a, m, b, n in sides):
+                self.require_all(name)
+
+    def require_all(self, name: str) -> None:
+        if self._missing:
+            self._checkpoint._core.only([name]).require_files()
+
 
 Place = tuple[str, tuple[int, ...]]  # a tensor's name, and where the wanted elements begin in it
 
@@ -48,13 +71,15 @@ class Fill:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
+        self._presence = Presence(checkpoint)
         self._direct: list[Any] = []
         self._indirect: list[tuple[Place, torch.Tensor]] = []
         self._taken: set[int] = set()
         self._dtypes: dict[str, Any] = {}  # by our name
 
     def add(self, name: str, offsets: tuple[int, ...], target: torch.Tensor) -> None:
-        """`target` gets as many elements as it has, from `offsets` of the tensor `name` on."""
+        """`target` gets as many elements as it has, from `offsets` of the tensor `name` on, which have to be there."""
+        self._presence.require_elements(name, offsets, target.shape)
         memory = self._memory(name, target)
         if memory is None:
             self._indirect.append(((name, offsets), target))

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from tessera import _core
 from tessera._checkpoint import Checkpoint
-from tessera._errors import Error, KeyNotFoundError, MismatchError
+from tessera._errors import Error, IncompleteError, KeyNotFoundError, MismatchError
 from tessera._memory import Loaded
 from tessera.torch._data import Values
 from tessera.torch._fill import Fill, materialized, require_fillable
@@ -36,6 +36,7 @@ def load(
     no_dist: bool = False,
     allow: Collection[str] = (),
     strict: bool = True,
+    partial: bool = False,
 ) -> IncompatibleKeys:
     """`dcp.load`: fills the tensors of `state_dict` in place and replaces its values.
 
@@ -47,6 +48,9 @@ def load(
     where ranks have keys of their own (`dataloader.dp_rank_3`) and not all of them are loaded, a
     warning says so. A `planner` decides itself whether keys may be missing (`allow_partial_load`);
     one that is not derived from torch's `DefaultLoadPlanner` tells no keys.
+
+    What lies in a file that is missing is incomplete for who asks for it, on all ranks before anything is changed. With
+    `partial` the checkpoint is what it is without: such keys are missing. A `storage_reader` has its own.
 
     >>> import tessera.torch, torch
     >>> state = {"model": {"w": torch.zeros(3, 4)}, "step": 0}
@@ -61,7 +65,9 @@ def load(
     if storage_reader is None:
         if checkpoint_id is None:
             raise TypeError("load() needs a checkpoint_id or a storage_reader")
-        storage_reader = FileSystemReader(checkpoint_id)
+        storage_reader = FileSystemReader(checkpoint_id, partial=partial)
+    elif partial:
+        raise TypeError("load() takes partial=True without a storage_reader: give it to that one")
     elif checkpoint_id is not None:
         storage_reader.reset(checkpoint_id)
     if planner is None and type(storage_reader) is FileSystemReader and storage_reader.plans_here:
@@ -161,6 +167,8 @@ class _Filling:
                 require_fillable(part)
                 _require_inside(offsets, part, found)
                 self._fill.add(leaf.name, offsets, part.detach())
+        except IncompleteError:  # of a file that is missing
+            raise
         except Exception as error:  # of torch's and of the target's own code
             why = error.text.partition(": ")[2] if isinstance(error, Error) else f"{type(error).__name__}: {error}"
             return [f"'{leaf.name}' is a tensor, and the target cannot be filled: {why}"]

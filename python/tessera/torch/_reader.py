@@ -19,7 +19,7 @@ from tessera._checkpoint import Checkpoint, open
 from tessera._errors import Error, MismatchError
 from tessera._memory import Loaded
 from tessera.torch import _data
-from tessera.torch._fill import Fill
+from tessera.torch._fill import Fill, Presence
 from tessera.torch._keys import of_planner, tell_of_left
 from tessera.torch._plain import saved
 from tessera.torch._planner import LoadPlanner as OurPlanner
@@ -33,7 +33,8 @@ class NoMetadata(BaseException):
 class FileSystemReader(filesystem.FileSystemReader):
     """torch's `FileSystemReader`, checked by digests, in parallel, straight into the target's memory.
 
-    Nothing that the checkpoint says is imported or run. The path may be a URL. `threads` read.
+    Nothing that the checkpoint says is imported or run. The path may be a URL. `threads` read. With `partial` what lies in
+    missing files is left out; else it is incomplete for who asks for it, before any rank's memory is written.
 
     >>> import tessera.torch, torch
     >>> state = {"model": {"w": torch.zeros(3, 4)}, "step": 0}
@@ -42,10 +43,18 @@ class FileSystemReader(filesystem.FileSystemReader):
     (11.0, 7)
     """
 
-    def __init__(self, path: str | os.PathLike[str], _extension_registry: Any = None, *, threads: int = 2) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        _extension_registry: Any = None,
+        *,
+        threads: int = 2,
+        partial: bool = False,
+    ) -> None:
         super().__init__(path, _extension_registry)
         self._given = path
         self._threads = threads
+        self._partial = partial
         self._needs_torch = _extension_registry is not None
         self._is_torchs = False
         self._opened: Checkpoint | None = None
@@ -74,7 +83,7 @@ class FileSystemReader(filesystem.FileSystemReader):
 
     def opened(self) -> Checkpoint:
         """The checkpoint as it is now."""
-        opened = open(self._given, threads=self._threads)
+        opened = open(self._given, threads=self._threads, partial=self._partial)
         if opened.kind != "dcp":
             raise MismatchError(f"mismatch: a {opened.kind} checkpoint, not dcp [{self._given}]", str(self._given))
         return opened
@@ -103,7 +112,24 @@ class FileSystemReader(filesystem.FileSystemReader):
                 return _data.read_metadata(file.read(), str(path))
         self._opened = self.opened()
         # Compared with its digest, and from whatever store the checkpoint is in.
-        return _data.read_metadata(self._opened._core.file(".metadata"), f"{self._opened.path}/.metadata")
+        metadata = _data.read_metadata(self._opened._core.file(".metadata"), f"{self._opened.path}/.metadata")
+        if self._partial:
+            entries = metadata.state_dict_metadata
+            metadata.state_dict_metadata = {name: entries[name] for name in entries if name in self._opened}
+        return metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Here each rank's error still reaches all of them before any has written memory."""
+        plan = super().prepare_local_plan(plan)
+        if self._is_torchs or self._opened is None:
+            return plan
+        presence = Presence(self._opened)
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                presence.require_all(item.storage_index.fqn)
+            else:
+                presence.require_elements(item.storage_index.fqn, self._offsets(item), item.lengths)
+        return plan
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         if self._is_torchs:
