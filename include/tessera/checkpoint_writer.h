@@ -83,8 +83,9 @@ class CheckpointWriter {
   explicit CheckpointWriter(WriterOptions options = {});
   // Waits until all saves are decided. Those that are not ten seconds before `end_within` is over,
   // or when half of it is, are asked to end, as by SaveOptions::stop. A thread that does not end
-  // then either stays behind, with its arena and its group. Warnings of the log say which saves
-  // were lost, and which errors nobody took. In a child of fork() it does nothing.
+  // then either stays behind, with its arena and its group. So does at once, and is asked for
+  // nothing, the thread of a writer that a hook of its own save ends. Warnings of the log say which
+  // saves were lost, and which errors nobody took. In a child of fork() it does nothing.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;

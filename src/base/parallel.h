@@ -17,6 +17,7 @@ namespace tessera {
 
 // Work on several threads.
 
+class BackgroundWriter;
 class HeedStop;
 class RecentBlocks;
 class TrafficCount;
@@ -27,7 +28,7 @@ struct ThreadJob {
   TrafficCount* traffic = nullptr;  // likewise
   RecentBlocks* blocks = nullptr;   // likewise
   bool is_settling = false;
-  bool is_behind = false;  // a save in the background: it waits for no such save
+  const BackgroundWriter* behind = nullptr;  // whose save it is: it waits for no such save
 };
 [[nodiscard]] ThreadJob& thread_job() noexcept;
 

@@ -89,7 +89,7 @@ void BackgroundWriter::start() {
 
 void BackgroundWriter::require_usable() const {
   require_parents_not(made_here_, "the writer");
-  if (!thread_job().is_behind) return;
+  if (thread_job().behind == nullptr) return;
   throw Error(ErrorCode::invalid_argument,
               "a CheckpointWriter is called by a hook of a save in the background");
 }
@@ -178,7 +178,7 @@ void BackgroundWriter::wait() {
 }
 
 void BackgroundWriter::run() {
-  thread_job().is_behind = true;
+  thread_job().behind = this;
   if (options_.idle) run_when_idle();
   while (const std::shared_ptr<Job> job = next()) {
     SaveResult result;
@@ -224,8 +224,6 @@ bool BackgroundWriter::await_end(std::chrono::milliseconds within) {
   const auto until = std::chrono::steady_clock::now() + within;
   const auto has_ended = [this] { return has_ended_; };
   std::unique_lock lock(mutex_);
-  is_closing_ = true;
-  changed_.notify_all();
   if (changed_.wait_until(lock, until - std::min(kLongestGrace, within / 2), has_ended))
     return true;
   const auto left = jobs_;
@@ -240,10 +238,14 @@ void BackgroundWriter::close() {
     static_cast<void>(thread_.release());  // there is no such thread in the child
     return;
   }
-  // A hook that ends its own writer cannot wait for itself.
-  const bool is_hook = thread_job().is_behind;
-  const auto within = is_hook ? std::chrono::milliseconds(0) : options_.end_within;
-  if (await_end(std::min(within, kLongestEnd))) {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+    changed_.notify_all();
+  }
+  // A hook that ends its own writer cannot wait for itself: the thread goes on with what it has.
+  const bool is_own_hook = thread_job().behind == this;
+  if (!is_own_hook && await_end(std::min(options_.end_within, kLongestEnd))) {
     thread_->join();
   } else {
     thread_->detach();
@@ -292,7 +294,7 @@ bool PendingSave::done() const {
 }
 
 SaveResult PendingSave::result() const {
-  if (!done() && thread_job().is_behind) {
+  if (!done() && thread_job().behind != nullptr) {
     throw Error(ErrorCode::invalid_argument,
                 "a hook of a save in the background waits for such a save");
   }

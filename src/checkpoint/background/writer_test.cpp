@@ -273,6 +273,43 @@ TEST(CheckpointWriter, CallsBackOnceEachSaveIsDecided) {
   EXPECT_THAT(warnings[0], HasSubstr("of the hook"));
 }
 
+TEST(CheckpointWriter, AHookEndsAnotherWriterWhichWaits_R12) {
+  const auto store = memory_store();
+  auto other = std::make_unique<CheckpointWriter>(prompt({.rate = 2'000'000}));
+  const PendingSave pending = other->save(Value::dict({{"w", numbers(250'000, 0)}}), store);
+  const auto warnings = warnings_of([&] {
+    CheckpointWriter writer(prompt());
+    (void)writer.save(one_number(1), memory_store(), {}, [&](const PendingSave&) {
+      other.reset();
+      EXPECT_TRUE(pending.done());
+    });
+    writer.wait();
+  });
+  EXPECT_THAT(warnings, ElementsAre());
+  EXPECT_EQ(pending.result().files, 3U);
+}
+
+// It cannot wait for the save that it is a hook of, which goes on.
+TEST(CheckpointWriter, AHookEndsItsOwnWriterWhoseSaveGoesOn_R12) {
+  const auto store = memory_store();
+  auto writer = std::make_unique<CheckpointWriter>(prompt());
+  Gate gate;
+  SaveOptions options;
+  options.events = [&](const Event&) {
+    gate.pass();
+    writer.reset();
+  };
+  std::optional<PendingSave> pending;
+  const auto warnings = warnings_of([&] {
+    pending = writer->save(one_number(1), store, options);
+    gate.open();
+    EXPECT_EQ(pending->result().files, 3U);
+  });
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_THAT(warnings[0], HasSubstr("had not ended when its writer did"));
+  EXPECT_THAT(floats_at(Location(store), "w"), ElementsAre(1));
+}
+
 // A hook of the save itself looks at the place, and asks for the outcome.
 TEST(CheckpointWriter, AHookOfASaveDoesNotWaitForIt) {
   const std::string directory = temporary_directory();

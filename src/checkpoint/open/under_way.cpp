@@ -121,7 +121,7 @@ UnderWay::~UnderWay() {
 
 void await_saves(const Location& where, Looks looks, const std::stop_token& stop) {
   constexpr std::chrono::milliseconds kBetweenLooks{50};
-  if (under_way.size == 0 || thread_job().is_behind) return;
+  if (under_way.size == 0 || thread_job().behind != nullptr) return;
   const std::string place = key_of_place(where);
   bool is_said = false;
   while (const auto decision = first_under_way(place, looks)) {

@@ -49,7 +49,7 @@ enum class Looks : std::uint8_t {
 
 // Waits until no save is under way there. Returns earlier once `stop`, or what HeedStop heeds, is
 // requested: callers ask for it next. Threads that themselves work for such a save do not wait
-// (ThreadJob::is_behind). Places are the same if their absolute paths are, links followed, or their
+// (ThreadJob::behind). Places are the same if their absolute paths are, links followed, or their
 // URLs; of other stores if they are one Store.
 void await_saves(const Location& where, Looks looks, const std::stop_token& stop = {});
 
