@@ -64,7 +64,7 @@ struct WriterOptions {
   // it made anew, and a note of the log says so: an optimizer may get its state after the first.
   std::uint64_t bytes = 0;
   IfBusy if_busy = IfBusy::wait;
-  std::uint64_t rate = 0;  // bytes a second that are taken from the arena at most; 0: any
+  std::uint64_t rate = 0;  // bytes a second that a save takes from the arena at most; 0: any
   // Threads of the writer run only where a processor has nothing else to do. Where none ever is
   // free, a save takes as long as that lasts. False: they have the priority of the process.
   bool idle = true;

@@ -76,7 +76,6 @@ BackgroundWriter::Job::Job(const Location& to, const SaveOptions& how, SaveDone 
 BackgroundWriter::BackgroundWriter(std::shared_ptr<Group> group, const WriterOptions& options)
     : options_(options),
       group_(std::move(group)),
-      pace_(options.rate > 0 ? std::make_shared<Pace>(options.rate) : nullptr),
       arena_(options.bytes, options.threads) {}
 
 void BackgroundWriter::start() {
@@ -144,7 +143,9 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
 
 void BackgroundWriter::stage(Job& job, const Value& tree) {
   TreeSnapshot snapshot(tree);
-  job.tree = snapshot.take(arena_, options_.threads, pace_);
+  // A pace of its own: a save that was cancelled leaves no bytes that the next would wait for.
+  const auto pace = options_.rate > 0 ? std::make_shared<Pace>(options_.rate) : nullptr;
+  job.tree = snapshot.take(arena_, options_.threads, pace);
   job.under_way.emplace(job.where,
                         std::shared_ptr<const Decision>(job.outcome, &job.outcome->decision()));
 }

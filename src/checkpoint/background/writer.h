@@ -92,10 +92,9 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   const MadeHere made_here_;
   const WriterOptions options_;
   const std::shared_ptr<Group> group_;
-  const std::shared_ptr<Pace> pace_;  // null: any
-  std::mutex turns_;                  // of threads that save
-  Arena arena_;                       // guarded by turns_, and of the first job
-  std::mutex mutex_;                  // guards the rest
+  std::mutex turns_;  // of threads that save
+  Arena arena_;       // guarded by turns_, and of the first job
+  std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> jobs_;
   Outcomes failed_;  // of which untaken() asks

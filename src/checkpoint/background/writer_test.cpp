@@ -342,6 +342,9 @@ TEST(CheckpointWriter, HeedsTheStopOfASave) {
   EXPECT_EQ(code_of([&] { first.result(); }), ErrorCode::cancelled);
   EXPECT_EQ(code_of([&] { second.result(); }), ErrorCode::cancelled);
   EXPECT_EQ(open_code(directory), ErrorCode::not_found);
+  const auto begin = Clock::now();
+  writer.save(one_number(1), directory).result();
+  EXPECT_LT(Clock::now() - begin, 5s) << "the rate of the first save ended with it";
 }
 
 TEST(CheckpointWriter, TakesBytesFromTheArenaAtItsRate) {
