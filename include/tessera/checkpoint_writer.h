@@ -93,8 +93,9 @@ class CheckpointWriter {
   // Returns when the arena has all tensors of `tree`. Then the caller may change, free or replace
   // whatever the tree leads to: what is saved are values and tensors of this moment, bit for bit.
   // Of a storage all bytes are copied, once, however many tensors share it, so that kinds that keep
-  // storages whole save what save() would. `where`, and a Store in it, must stay what they are.
-  // Hooks of the options run on the writer's thread, `stop` is heeded until the save is decided.
+  // storages whole save what save() would. A path is that of this moment, whatever directory the
+  // process changes to; a Store must stay what it is. Hooks of the options run on the writer's
+  // thread, `stop` is heeded until the save is decided.
   //
   // Every rank calls it in the same order; a call is one save of the group on every rank, whatever
   // comes of it. So a rank that cannot take part (`limit`, no memory, a tree that save() refuses)

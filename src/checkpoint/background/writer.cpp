@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -23,6 +24,7 @@
 #include "checkpoint/background/snapshot.h"
 #include "checkpoint/save.h"
 #include "comm/confer.h"
+#include "storage/storage.h"
 #include "tessera/comm.h"
 #include "tessera/library.h"
 
@@ -45,6 +47,13 @@ void run_when_idle() {
   constexpr int kLeast = 19;
   if (::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLeast) == 0) return;
   log(LogLevel::info, "the thread of a CheckpointWriter has the priority of its process");
+}
+
+// The same place after a chdir().
+Location lasting(Location where) {
+  if (!where.store && !where.path.empty() && scheme_of(where.path).empty())
+    where.path = std::filesystem::absolute(where.path).string();
+  return where;
 }
 
 void warn_untaken(const SaveOutcome& outcome) {
@@ -156,7 +165,12 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
   const std::lock_guard turn(turns_);
   const auto job = std::make_shared<Job>(where, options, std::move(done));
   std::optional<Error> earlier = turn_of(*job);
-  if (!job->failure) job->failure = failure_of([&] { stage(*job, tree); });
+  if (!job->failure) {
+    job->failure = failure_of([&] {
+      job->where = lasting(where);
+      stage(*job, tree);
+    });
+  }
   job->outcome->set_staged(!job->failure);
   {
     const std::lock_guard lock(mutex_);

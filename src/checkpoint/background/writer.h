@@ -68,7 +68,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
     Job(const Location& to, const SaveOptions& how, SaveDone hook);
 
     Value tree;
-    const Location where;
+    Location where;
     SaveOptions options;
     const SaveDone done;
     std::optional<Error> failure;  // why this rank has no tree

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -271,6 +272,22 @@ TEST(CheckpointWriter, CallsBackOnceEachSaveIsDecided) {
   });
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_THAT(warnings[0], HasSubstr("of the hook"));
+}
+
+TEST(CheckpointWriter, APathIsThatOfTheCall) {
+  const std::string here = temporary_directory(), elsewhere = temporary_directory();
+  const auto before = std::filesystem::current_path();
+  Gate gate;
+  CheckpointWriter writer(prompt({.if_busy = IfBusy::refuse}));
+  (void)writer.save(one_number(1), memory_store(), {}, [&](const PendingSave&) { gate.pass(); });
+  gate.await_somebody();  // the next save has not begun
+  std::filesystem::current_path(here);
+  const PendingSave pending = writer.save(one_number(2), "c");
+  std::filesystem::current_path(elsewhere);
+  gate.open();
+  EXPECT_EQ(pending.result().files, 3U);
+  std::filesystem::current_path(before);
+  EXPECT_THAT(floats_at(here + "/c", "w"), ElementsAre(2));
 }
 
 TEST(CheckpointWriter, AHookEndsAnotherWriterWhichWaits_R12) {
