@@ -48,14 +48,20 @@ class PendingSave {
 };
 
 // Hears that a save is decided, on the writer's thread: result() of `save` returns or throws at
-// once. The next save begins when it returns, so others may wait for it; result() may have returned
-// before. Calls of the writer are `invalid_argument` there. What it throws becomes a warning.
+// once. The next save begins when it returns, and no save() throws the error of this one before:
+// others wait for it, save() among them unless it refuses. result() may have returned before.
+// Calls of a writer are `invalid_argument` there, but it may end one. What it throws becomes a
+// warning. A save() that throws is not heard of here, and neither is one that is refused at once.
 using SaveDone = std::function<void(const PendingSave& save)>;
 
 // What save() does while an earlier save is under way: one at a time has the arena.
 enum class IfBusy : std::uint8_t {
-  wait,    // until that one is decided
-  refuse,  // the new one is `limit`, by its result()
+  wait,  // until that one is decided and its callback has returned
+  // The new one is `limit`, by its result(). To skip it, drop the handle where staged() is false:
+  // nobody throws this `limit` later. One process decides at once, without a callback. Of several
+  // ranks one that refuses makes the save of all `limit`, once all have come to it, and a note of
+  // the log says so.
+  refuse,
 };
 
 struct WriterOptions {
@@ -109,7 +115,8 @@ class CheckpointWriter {
   // Until the save is decided, whoever opens that place in this process by load(), by
   // Checkpoint::open or as the source of a copy waits, as latest_checkpoint(), run_checkpoints()
   // and retain() of its run do, unless their `stop` ends that. The log notes whom they wait for.
-  // Several threads take turns; in a child of fork() it is `invalid_argument`.
+  // Several threads take turns, and a stop ends that wait in one process: ranks keep their order.
+  // In a child of fork() it is `invalid_argument`.
   PendingSave save(const Value& tree, const Location& where, const SaveOptions& options = {},
                    SaveDone done = {});
 

@@ -4,9 +4,9 @@
 //   3. the thread saves what is copied, by save_or_fail(): whoever had no tree fails there,
 //      together with all other ranks;
 //   4. it takes the job off the list, decides the outcome and calls back.
-// Every call is one job on every rank, so that the ranks' threads always do the same save. In 4 the
-// list and the outcome change together: who has heard how a save ended finds the arena free, and
-// who finds it free hears of a failure.
+// Every call is one job on every rank, so that the ranks' threads always do the same save; what one
+// process refuses for itself is none. In 4 the list and the outcome change together: who has heard
+// how a save ended finds the arena free, and who finds it free hears of a failure.
 #include "checkpoint/background/writer.h"
 
 #include <sched.h>
@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <exception>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -56,6 +57,15 @@ Location lasting(Location where) {
   return where;
 }
 
+constexpr std::string_view kRefusal = "an earlier save is under way (IfBusy::refuse)";
+
+// Whether nothing else failed, here or on other ranks. Their messages come as they are.
+bool is_refusal(const Error& failure) {
+  if (failure.peers().empty()) return failure.message() == kRefusal;
+  return std::ranges::all_of(failure.peers(),
+                             [](const auto& peer) { return peer.second.message() == kRefusal; });
+}
+
 void warn_untaken(const SaveOutcome& outcome) {
   log(LogLevel::warning, "the save in the background to " + outcome.place() +
                              " failed, and nobody took its error: " + outcome.failure()->what());
@@ -85,6 +95,7 @@ BackgroundWriter::Job::Job(const Location& to, const SaveOptions& how, SaveDone 
 BackgroundWriter::BackgroundWriter(std::shared_ptr<Group> group, const WriterOptions& options)
     : options_(options),
       group_(std::move(group)),
+      is_alone_(group_->size() == 1),
       arena_(options.bytes, options.threads) {}
 
 void BackgroundWriter::start() {
@@ -121,8 +132,10 @@ std::optional<Error> error_of(const std::vector<std::shared_ptr<SaveOutcome>>& u
 
 }  // namespace
 
-// Waits for the arena, if that is the option. Returns the error of an earlier save that is to be
-// thrown. The job fails if it does not get the arena.
+// Waits for the turn, and for the arena, if that is the option. Returns the error of an earlier
+// save that is to be thrown; what a callback is there to take is none yet. The job fails if it does
+// not get the arena. Where other ranks do the same saves, a stop does not end the wait for the
+// turn: their order is that of the calls.
 std::optional<Error> BackgroundWriter::turn_of(Job& job) {
   const std::stop_callback wake(job.options.stop, [this] {
     const std::lock_guard lock(mutex_);
@@ -132,20 +145,23 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
   bool is_free = false;
   {
     std::unique_lock lock(mutex_);
-    const auto may_go = [&] { return jobs_.empty() || job.stop.stop_requested(); };
+    const auto is_stopped = [&] { return job.stop.stop_requested(); };
+    wait_for_change(changed_, lock, [&] { return !is_turn_taken_ || (is_alone_ && is_stopped()); });
+    job.has_turn = !std::exchange(is_turn_taken_, true);
+    const auto may_go = [&] { return is_at_rest() || is_stopped(); };
     if (options_.if_busy == IfBusy::wait) wait_for_change(changed_, lock, may_go);
-    earlier = untaken();
+    if (!is_calling_back_) earlier = untaken();
     is_free = jobs_.empty();
   }
   const std::optional<Error> error = error_of(earlier);
   if (error) {
     job.failure = Error(error->code(), std::string("an earlier save had failed: ") + error->what());
     job.outcome->take();  // the caller hears of it now
+    job.done = nullptr;
   } else if (job.stop.stop_requested()) {
     job.failure = *failure_of([] { throw_cancelled(); });
   } else if (!is_free) {
-    job.failure = Error(ErrorCode::limit, "an earlier save is under way (IfBusy::refuse)")
-                      .at_path(job.outcome->place());
+    job.failure = Error(ErrorCode::limit, std::string(kRefusal)).at_path(job.outcome->place());
   }
   return error;
 }
@@ -162,19 +178,24 @@ void BackgroundWriter::stage(Job& job, const Value& tree) {
 PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
                                    const SaveOptions& options, SaveDone done) {
   require_usable();
-  const std::lock_guard turn(turns_);
   const auto job = std::make_shared<Job>(where, options, std::move(done));
-  std::optional<Error> earlier = turn_of(*job);
-  if (!job->failure) {
-    job->failure = failure_of([&] {
-      job->where = lasting(where);
-      stage(*job, tree);
-    });
-  }
+  std::optional<Error> earlier;
+  const std::optional<Error> unable = failure_of([&] {
+    earlier = turn_of(*job);
+    if (job->failure) return;
+    job->where = lasting(where);
+    stage(*job, tree);
+  });
+  if (unable) job->failure = unable;
   job->outcome->set_staged(!job->failure);
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(job);
+    if (job->has_turn) is_turn_taken_ = false;
+    if (is_alone_ && job->failure && is_refusal(*job->failure)) {
+      job->outcome->decide({}, job->failure);
+    } else {
+      jobs_.push_back(job);
+    }
     changed_.notify_all();
   }
   if (earlier) throw Error(*earlier);
@@ -186,7 +207,7 @@ void BackgroundWriter::wait() {
   Outcomes earlier;
   {
     std::unique_lock lock(mutex_);
-    wait_for_change(changed_, lock, [this] { return jobs_.empty() && !is_calling_back_; });
+    wait_for_change(changed_, lock, [this] { return is_at_rest(); });
     earlier = untaken();
   }
   if (const std::optional<Error> error = error_of(earlier)) throw Error(*error);
@@ -215,15 +236,20 @@ std::shared_ptr<BackgroundWriter::Job> BackgroundWriter::next() {
 }
 
 void BackgroundWriter::end(Job& job, SaveResult result, std::optional<Error> failure) {
+  const bool is_refused = failure && is_refusal(*failure);
   {
     const std::lock_guard lock(mutex_);
     jobs_.pop_front();
     is_calling_back_ = static_cast<bool>(job.done);
-    if (failure) failed_.push_back(job.outcome);
+    if (failure && !is_refused) failed_.push_back(job.outcome);
     job.outcome->decide(std::move(result), std::move(failure));
     changed_.notify_all();
   }
   job.under_way.reset();
+  if (is_refused) {
+    log(LogLevel::info, "the save in the background to " + job.outcome->place() +
+                            " was refused: " + job.outcome->failure()->what());
+  }
   if (!job.done) return;
   if (const auto thrown = failure_of([&] { job.done(PendingSave(job.outcome)); })) {
     log(LogLevel::warning, "the hook that heard of the save to " + job.outcome->place() +

@@ -70,7 +70,8 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
     Value tree;
     Location where;
     SaveOptions options;
-    const SaveDone done;
+    SaveDone done;
+    bool has_turn = false;
     std::optional<Error> failure;  // why this rank has no tree
     const std::shared_ptr<SaveOutcome> outcome;
     std::optional<UnderWay> under_way;  // none: nothing is saved
@@ -81,6 +82,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
 
   void require_usable() const;
   [[nodiscard]] Outcomes untaken();  // with mutex_ held
+  [[nodiscard]] bool is_at_rest() const { return jobs_.empty() && !is_calling_back_; }  // likewise
   [[nodiscard]] std::optional<Error> turn_of(Job& job);
   void stage(Job& job, const Value& tree);
 
@@ -92,10 +94,11 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   const MadeHere made_here_;
   const WriterOptions options_;
   const std::shared_ptr<Group> group_;
-  std::mutex turns_;  // of threads that save
-  Arena arena_;       // guarded by turns_, and of the first job
-  std::mutex mutex_;  // guards the rest
+  const bool is_alone_;  // of one rank: no other has to do the same saves in the same order
+  Arena arena_;          // of who has the turn, and of the first job
+  std::mutex mutex_;     // guards the rest
   std::condition_variable changed_;
+  bool is_turn_taken_ = false;  // one thread prepares a save at a time
   std::deque<std::shared_ptr<Job>> jobs_;
   Outcomes failed_;  // of which untaken() asks
   bool is_calling_back_ = false;

@@ -112,18 +112,15 @@ TEST_P(WriterRanks, AnErrorThatOneRankDidNotTakeIsTheNextSavesOnAll_R13) {
   EXPECT_EQ(floats_at(directory_, "w"), from(4));
 }
 
-// Which ranks are busy is a matter of time: all get one answer for each call.
+// Which ranks are busy is a matter of time: all get one answer for each call, and no later call
+// throws it.
 TEST_P(WriterRanks, RefusedSavesAreThoseOfAll_R11) {
-  std::atomic<int> saved = 0, refused = 0;
+  std::atomic<int> saved = 0;
   run({.if_busy = IfBusy::refuse}, [&](CheckpointWriter& writer, const Group& group) {
     std::vector<PendingSave> saves;
     for (int step = 0; step < 30; ++step) {
-      try {
-        saves.push_back(
-            writer.save(rows_of(group, static_cast<float>(step)), directory_, replacing()));
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::limit);
-      }
+      saves.push_back(
+          writer.save(rows_of(group, static_cast<float>(step)), directory_, replacing()));
       std::this_thread::sleep_for(std::chrono::microseconds(300 * (group.rank() + 1)));
     }
     for (const PendingSave& save : saves) {
@@ -132,7 +129,6 @@ TEST_P(WriterRanks, RefusedSavesAreThoseOfAll_R11) {
         ++saved;
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::limit) << error.what();
-        ++refused;
       }
     }
   });

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <string>
 #include <thread>
 
@@ -34,6 +35,14 @@ Value beyond_its_memory() {
 
 Value one_number(float first) {
   return Value::dict({{"w", numbers(1, first)}});
+}
+
+SaveOptions stopped() {
+  std::stop_source source;
+  source.request_stop();
+  SaveOptions options;
+  options.stop = source.get_token();
+  return options;
 }
 
 // While the tensors change behind each call, the digests on disk are those of the calls.
@@ -123,8 +132,14 @@ TEST(CheckpointWriter, RefusesASecondSaveIfToldSo_R11) {
   const PendingSave first = writer.save(one_number(1), slow.where());
   const PendingSave second = writer.save(one_number(2), slow.where(), replacing());
   EXPECT_FALSE(second.staged());
+  EXPECT_TRUE(second.done()) << "at once";
+  bool has_called_back = false;
+  (void)writer.save(one_number(2), slow.where(), replacing(),
+                    [&](const PendingSave&) { has_called_back = true; });
   slow.gate().open();
   first.result();
+  EXPECT_NO_THROW(writer.wait()) << "the handle of the other refusal has said it";
+  EXPECT_FALSE(has_called_back);
   const Error error = error_of([&] { second.result(); });
   EXPECT_EQ(error.code(), ErrorCode::limit);
   EXPECT_THAT(error.what(), HasSubstr("IfBusy::refuse"));
@@ -146,9 +161,14 @@ TEST(CheckpointWriter, AnErrorThatNobodyTookIsThrownByTheNextCall_R13) {
   CheckpointWriter writer(prompt());
   writer.save(one_number(1), directory).result();
   (void)writer.save(one_number(2), directory);  // already_exists
-  const Error error = error_of([&] { (void)writer.save(one_number(3), directory, replacing()); });
+  bool has_called_back = false;
+  const SaveDone hook = [&](const PendingSave&) { has_called_back = true; };
+  const Error error =
+      error_of([&] { (void)writer.save(one_number(3), directory, replacing(), hook); });
   EXPECT_EQ(error.code(), ErrorCode::already_exists);
   EXPECT_THAT(error.what(), AllOf(HasSubstr("an earlier save"), HasSubstr(directory)));
+  writer.wait();
+  EXPECT_FALSE(has_called_back) << "of a call that threw";
   EXPECT_THAT(floats_at(directory, "w"), ElementsAre(1)) << "nothing was saved";
   writer.save(one_number(4), directory, replacing()).result();
   EXPECT_THAT(floats_at(directory, "w"), ElementsAre(4));
@@ -175,15 +195,15 @@ TEST(CheckpointWriter, AnErrorThatWasTakenIsNotThrownAgain_R13) {
 
 TEST(CheckpointWriter, OfSeveralUntakenErrorsWarningsTellTheRest_R13) {
   const GatedPlace slow;
-  CheckpointWriter writer(prompt({.if_busy = IfBusy::refuse}));
+  CheckpointWriter writer(prompt());
   (void)writer.save(one_number(1), slow.where());
-  (void)writer.save(one_number(2), slow.where());
-  (void)writer.save(one_number(3), slow.where());
+  (void)writer.save(one_number(2), slow.where(), stopped());
+  (void)writer.save(one_number(3), slow.where(), stopped());
   slow.gate().open();
   const auto warnings =
-      warnings_of([&] { EXPECT_EQ(code_of([&] { writer.wait(); }), ErrorCode::limit); });
+      warnings_of([&] { EXPECT_EQ(code_of([&] { writer.wait(); }), ErrorCode::cancelled); });
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_THAT(warnings[0], HasSubstr("nobody took its error: limit"));
+  EXPECT_THAT(warnings[0], HasSubstr("nobody took its error: cancelled"));
 }
 
 TEST(CheckpointWriter, ItsEndWaitsForTheSaveUnderWay_R12) {
@@ -274,6 +294,22 @@ TEST(CheckpointWriter, CallsBackOnceEachSaveIsDecided) {
   EXPECT_THAT(warnings[0], HasSubstr("of the hook"));
 }
 
+// What a callback is there to take, no save() takes before it.
+TEST(CheckpointWriter, ACallbackTakesTheErrorOfItsSave) {
+  const std::string directory = temporary_directory();
+  save(one_number(1), directory);
+  for (const IfBusy if_busy : {IfBusy::wait, IfBusy::refuse}) {
+    CheckpointWriter writer(prompt({.if_busy = if_busy}));
+    const SaveDone hook = [](const PendingSave& save) {
+      std::this_thread::sleep_for(50ms);
+      EXPECT_EQ(code_of([&] { save.result(); }), ErrorCode::already_exists);
+    };
+    const PendingSave failed = writer.save(one_number(2), directory, {}, hook);
+    while (!failed.done()) std::this_thread::sleep_for(1ms);
+    EXPECT_NO_THROW(writer.save(one_number(3), memory_store()).result());
+  }
+}
+
 TEST(CheckpointWriter, APathIsThatOfTheCall) {
   const std::string here = temporary_directory(), elsewhere = temporary_directory();
   const auto before = std::filesystem::current_path();
@@ -362,6 +398,24 @@ TEST(CheckpointWriter, HeedsTheStopOfASave) {
   const auto begin = Clock::now();
   writer.save(one_number(1), directory).result();
   EXPECT_LT(Clock::now() - begin, 5s) << "the rate of the first save ended with it";
+}
+
+// Neither the arena nor another thread's save() that waits for it keeps a call that is to end.
+TEST(CheckpointWriter, HeedsAStopBehindAnotherThreadsCall) {
+  const GatedPlace slow;
+  CheckpointWriter writer(prompt());
+  (void)writer.save(one_number(1), slow.where());
+  const auto waiting = std::async(
+      std::launch::async, [&] { return writer.save(one_number(2), slow.where(), replacing()); });
+  std::this_thread::sleep_for(50ms);
+  auto ended = std::async(std::launch::async,
+                          [&] { return writer.save(one_number(3), slow.where(), stopped()); });
+  EXPECT_EQ(ended.wait_for(10s), std::future_status::ready);
+  slow.gate().open();
+  EXPECT_EQ(code_of([&] { ended.get().result(); }), ErrorCode::cancelled);
+  waiting.wait();
+  writer.wait();
+  EXPECT_THAT(floats_at(Location(slow.inner()), "w"), ElementsAre(2));
 }
 
 TEST(CheckpointWriter, TakesBytesFromTheArenaAtItsRate) {
