@@ -50,10 +50,10 @@ def failure(step, text):
 class Tools:
     """The command under test, and a folder for the files of one case."""
 
-    def __init__(self, command, layouts):
+    def __init__(self, command, layouts=None):
         # They run in another folder.
         self.command = pathlib.Path(command).resolve(strict=True)
-        self.layouts = pathlib.Path(layouts).resolve(strict=True)
+        self.layouts = layouts and pathlib.Path(layouts).resolve(strict=True)
         self.outcomes = collections.Counter()
         self.without = draws.KNOWN
         base = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None
