@@ -21,7 +21,6 @@ KNOWN = frozenset((
     "blob-trailing",  # verify takes the SHA-256 of a blob without the bytes behind the last tensor
     "cut-torch-set",  # of several files of torch.save that are cut the first alone is named
     "empty-in-missing",  # --partial leaves out a tensor without elements whose file is missing
-    "finder-without-index",  # ._weights.safetensors beside weights.safetensors
     "linked-index",  # an index that is a link into a cache of the Hub, opened by its name
     "mistral-beside-model",  # the index of consolidated-* is followed, and model.safetensors passed over
     "one-torch-file",  # opened by its directory, of which the table says nothing more

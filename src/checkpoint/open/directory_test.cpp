@@ -382,6 +382,15 @@ TEST(Directory, SeveralFilesOfTorchNeedTheirIndex) {
             std::vector<std::string>{"a"});
 }
 
+TEST(Directory, HiddenFilesAreNotPartOfASetWithoutAnIndex) {
+  const std::string directory = temporary_directory();
+  write_vectors(directory + "/w.safetensors", {{"a", {1}}});
+  write_text(directory + "/._w.safetensors", "no header of safetensors");
+  const auto checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(checkpoint.names(), std::vector<std::string>{"a"});
+  EXPECT_EQ(state_of(checkpoint, "._w.safetensors"), "not part of it");
+}
+
 TEST(Directory, FilesOfRanksThatDoNotSayHowTheyAreCut) {
   const std::string directory = temporary_directory();
   for (const char* rank : {"0", "1"}) {

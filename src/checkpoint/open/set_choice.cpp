@@ -35,6 +35,12 @@ std::optional<RankPart> rank_part_of(std::string_view name, const SetNames& name
   return rank && part ? std::optional(RankPart{*rank, *part}) : std::nullopt;
 }
 
+// What a Mac leaves beside each file, "._w.safetensors". A pattern such as *.safetensors does not
+// take it either.
+bool is_hidden(std::string_view name) {
+  return name.starts_with('.');
+}
+
 void move_aside(Files& files, Files kept, const std::string& reason, SetChoice& choice) {
   for (const ObjectInfo& file : files) {
     if (std::ranges::find(kept, file.name, &ObjectInfo::name) == kept.end())
@@ -96,6 +102,9 @@ void choose_files(const SetNames& names, const Store& store, SetChoice& choice) 
     return rank_part_of(file.name, names).has_value();
   };
   const auto is_own_form = [](const ObjectInfo& file) { return !is_other_form(file.name); };
+  const auto is_shown = [](const ObjectInfo& file) { return !is_hidden(file.name); };
+  if (Files shown = those(choice.files, is_shown); !shown.empty())
+    move_aside(choice.files, std::move(shown), "a hidden file", choice);
   if (Files usual = those(choice.files, is_usual); !usual.empty()) {
     move_aside(choice.files, std::move(usual), std::string(names.usual) + " is the model", choice);
     return;
@@ -143,7 +152,8 @@ bool is_other_form(std::string_view name) {
 
 bool has_own_form(const std::vector<ObjectInfo>& files, const SetNames& names) {
   return std::ranges::any_of(files, [&names](const ObjectInfo& file) {
-    return file.name.find('/') == std::string::npos && !is_other_form(file.name) &&
+    return file.name.find('/') == std::string::npos && !is_hidden(file.name) &&
+           !is_other_form(file.name) &&
            (file.name.ends_with(names.suffix) || file.name.ends_with(names.index_suffix));
   });
 }
