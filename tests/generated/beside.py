@@ -89,8 +89,6 @@ def beside_ranks(case, kind):
 
 def beside_finder(case, kind):
     """What a Mac leaves on disks of others."""
-    if kind in ("unindexed", "other_name", "variants", "vllm") and "finder-without-index" in case.without:
-        return False
     for name in list(case.shards):
         (case.folder / f"._{name}").write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X" + bytes(100))
 

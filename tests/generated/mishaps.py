@@ -149,13 +149,6 @@ def emptied(case, kind):
     case.tell(file)
 
 
-def lost_part(case, kind):
-    if kind != "vllm" or len(case.shards) < 2:
-        return False
-    (case.folder / f"model-rank-{case.rank}-part-0.safetensors").unlink()
-    case.fatal = "incomplete"
-
-
 def unfinished(case, kind):
     # Without its .metadata the directory is that of another kind that lies there.
     if kind != "dcp" or any((case.folder / name).exists() for name in ("model.safetensors", "pytorch_model.bin")):
@@ -164,7 +157,7 @@ def unfinished(case, kind):
     case.fatal = "incomplete"
 
 
-AFTER = (lost, lost, trailing, trailing, cut, pointer, emptied, unfinished, lost_part)
+AFTER = (lost, lost, trailing, trailing, cut, pointer, emptied, unfinished)
 
 
 def in_hub_cache(case):

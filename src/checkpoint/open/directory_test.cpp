@@ -315,6 +315,7 @@ TEST(Directory, AnIndexWithoutFilesSaysWhoElseHasAll) {
   const std::string directory = two_shards();
   fs::rename(directory + "/A.safetensors", directory + "/one.safetensors");
   fs::rename(directory + "/B.safetensors", directory + "/two.safetensors");
+  write_text(directory + "/._one.safetensors", "no header of safetensors");
   const Error error = error_of([&] { (void)Checkpoint::open(directory); });
   EXPECT_EQ(error.code(), ErrorCode::incomplete);
   EXPECT_THAT(error.message(), HasSubstr("hold all 3 tensors: --ignore-index"));

@@ -409,14 +409,14 @@ std::string advice_on_others(const std::shared_ptr<Store>& store, const safetens
   const auto open = std::make_shared<OpenFiles>();
   for (const ObjectInfo& info : present) {
     if (!info.name.ends_with(kSafetensorsSuffix) || named.contains(info.name)) continue;
-    ++files;
     try {
       const SetFile file = read_set_file(store, info, options, open);
+      ++files;
       for (const safetensors::Entry& entry : file.header.entries) {
         if (index.files.contains(entry.name)) found.insert(entry.name);
       }
     } catch (const Error&) {
-      return "";  // what is wrong with a file that nothing names is nobody's concern
+      continue;  // what is wrong with a file that nothing names is nobody's concern
     }
   }
   if (found.empty() || found.size() != index.files.size()) return "";
