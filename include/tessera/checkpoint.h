@@ -68,7 +68,8 @@ struct Checkpoint {
   // `incomplete`. docs/hostile-cases.md lists every case.
   [[nodiscard]] static Checkpoint open(const Location& where, const OpenOptions& options = {});
 
-  // Sorted names of the tensors that match the glob ('*', '?', '[a-z]'). '*' matches dots, too.
+  // Sorted names of the tensors that match the glob ('*', '?', '[a-z]'), also of those that an
+  // index has in missing files. '*' matches dots, too.
   [[nodiscard]] std::vector<std::string> names(const std::string& glob = "*") const;
   // A tensor's dtype, shape and pieces. Throws `not_found`, and `mismatch` for any other value.
   [[nodiscard]] const Tensor& tensor(std::string_view name) const&;
@@ -79,6 +80,7 @@ struct Checkpoint {
   //   `not_found`         there is no such name
   //   `mismatch`          `to` and the slice differ in shape; dtypes differ without allow_cast,
   //                       or the cast needs allow_wrap
+  //   `incomplete`        wanted elements lie in a missing file
   //   `unsupported`       there is no conversion between the dtypes
   //   `invalid_argument`  the slice reaches outside the tensor; a view has several elements at one
   //                       place; two requests have memory that overlaps.

@@ -71,13 +71,13 @@ std::vector<std::string> fill_holes(std::vector<Leaf>& leaves);
 
 // What names tell.
 
-// Whether a name is that of a part of an optimizer's state: "optim..." after its beginning or a
-// dot, "....exp_avg", "....exp_avg_sq".
+// Whether a name is that of a part of an optimizer's state: "....exp_avg", "....exp_avg_sq", or one
+// of its steps is "optim" or "optimizer", which "s", a number or "_..." may follow.
 [[nodiscard]] bool is_optimizer_name(std::string_view name);
 
 // Keys that ranks have of their own, as "dataloader.dp_rank_3" is one of four: each family by the
-// name without the number, and its numbers, ascending. The number ends the name or stands before a
-// dot, behind "rank" or "rank_" at a word's end: "dp_rank_3.offset" is of the same rank.
+// name without the number, and its numbers, which are all from 0 on. The number ends the name or
+// stands before a dot, behind "rank" or "rank_" at a word's end: "dp_rank_3.offset" is of the same.
 [[nodiscard]] std::map<std::string, std::set<int>> keys_of_ranks(
     const std::vector<std::string>& names);
 
