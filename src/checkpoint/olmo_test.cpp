@@ -1,5 +1,8 @@
 // The OLMo kinds, against files that PyTorch's FSDP1 wrote (tests/golden/make/mp2.py) and OLMo's
 // own safetensors: F-00, F-02, F-04, F-05, F-06, O-15, O-42, O-70.
+#include <gmock/gmock.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -410,6 +413,36 @@ TEST(TrainingState, NamesTakeThePlaceOfNumbers) {
                    {"param_groups", Value::list({Value::dict({{"params", Value::list({0})}})})}});
   EXPECT_EQ(code_of([&] { (void)named_optim(nameless); }), ErrorCode::mismatch);
   EXPECT_EQ(sharded::clean_name("_fsdp_wrapped_module"), "_fsdp_wrapped_module");
+}
+
+// The files of an OLMo checkpoint lie in its folders.
+TEST(OlmoCheckpoint, MissingFilesHaveTheirNamesInTheDirectory) {
+  const std::string directory = temporary_directory();
+  fs::copy(kGolden + "variants/c2_multi", directory + "/model_and_optim");
+  fs::remove(directory + "/model_and_optim/__0_0.distcp");
+  const auto checkpoint = Checkpoint::open(directory);
+  ASSERT_EQ(checkpoint.kind, CheckpointKind::olmo_torch_new);
+  const auto rows = checkpoint.directory();
+  const auto row = std::ranges::find(rows, "model_and_optim/__0_0.distcp", &FileRow::name);
+  ASSERT_NE(row, rows.end());
+  EXPECT_EQ(row->state, FileState::missing);
+  EXPECT_THAT(
+      checkpoint.warnings,
+      testing::Contains(testing::HasSubstr("model_and_optim: a file is missing: __0_0.distcp")));
+  const VerifyReport report = verify(directory);
+  ASSERT_FALSE(report.findings.empty());
+  EXPECT_EQ(report.findings[0].error.path(), directory + "/model_and_optim/__0_0.distcp");
+  run_ranks(2, [&](Group& group) {
+    LoadOptions options;
+    options.reader = LoadReader::rank_zero;
+    Value tree = Value::dict({{"s0", counting({5, 3}, whole({5, 3}), -1, false)}});
+    try {
+      (void)load(tree, directory, options, group);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.path(), testing::HasSubstr("model_and_optim/__0_0.distcp"));
+    }
+  });
 }
 
 }  // namespace

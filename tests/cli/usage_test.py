@@ -28,6 +28,28 @@ class Usage(Case):
     def safetensors(self, name, tensors):
         return write_safetensors(self.work / name, tensors)
 
+    def test_control_characters_stay_out_of_the_terminal(self):
+        source = self.work / "evil.safetensors"
+        header = json.dumps({"a\u001b[31m\u202eb": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+        source.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+        for verb in ("ls", "map", "scan", "stat", "verify"):
+            output = tessera(verb, source).stdout
+            self.assertNotIn("\x1b", output)
+            self.assertNotIn("\u202e", output)
+
+    def test_offers_fit_the_command(self):
+        path = self.work / "trail.safetensors"
+        self.assertEqual(tessera("convert", self.dcp, path).returncode, 0)
+        path.write_bytes(path.read_bytes() + b"x" * 13)
+        self.assertIn("; --accept trailing-bytes passes", tessera("ls", path).stderr)
+        directory = self.work / "trail"
+        directory.mkdir()
+        shutil.copy(path, directory / "model.safetensors")
+        for verb in (["seal", path], ["seal", directory], ["copy", directory, self.work / "trailed"]):
+            failed = tessera(*verb)
+            self.assertIn("13 bytes after the last tensor", failed.stderr, verb)
+            self.assertNotIn("--accept", failed.stderr, verb)
+
     def test_one_file_of_several_ranks_is_a_part(self):
         for name, first in (("ranks_fsdp2_ws2", "model_world_size_2_rank_0.pt"), ("fsdp1_uop0_ws2_legacy", "rank0.pt")):
             ranks, lone = GOLDEN / "checkpoints" / name, self.work / f"{name}.pt"

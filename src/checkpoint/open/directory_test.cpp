@@ -559,28 +559,6 @@ TEST(Directory, EachMissingFileOfWhatIsLeftOutIsTold) {
   EXPECT_EQ(both.world_size, whole_one.world_size);
 }
 
-// The files of an OLMo checkpoint lie in its folders.
-TEST(Directory, MissingFilesHaveTheirNamesInTheDirectory) {
-  const std::string directory = temporary_directory();
-  fs::copy(kGolden + "variants/c2_multi", directory + "/model_and_optim");
-  fs::remove(directory + "/model_and_optim/__0_0.distcp");
-  const auto checkpoint = Checkpoint::open(directory);
-  ASSERT_EQ(checkpoint.kind, CheckpointKind::olmo_torch_new);
-  EXPECT_EQ(state_of(checkpoint, "model_and_optim/__0_0.distcp"), "missing");
-  EXPECT_THAT(checkpoint.warnings,
-              Contains(HasSubstr("model_and_optim: a file is missing: __0_0.distcp")));
-  const VerifyReport report = verify(directory);
-  ASSERT_FALSE(report.findings.empty());
-  EXPECT_EQ(report.findings[0].error.path(), directory + "/model_and_optim/__0_0.distcp");
-  run_ranks(2, [&](Group& group) {
-    LoadOptions options;
-    options.reader = LoadReader::rank_zero;
-    Value tree = Value::dict({{"s0", counting({5, 3}, whole({5, 3}), -1, false)}});
-    const Error error = error_of([&] { (void)load(tree, directory, options, group); });
-    EXPECT_THAT(error.path(), HasSubstr("model_and_optim/__0_0.distcp"));
-  });
-}
-
 TEST(Directory, EachCutDataFileIsTold) {
   const std::string directory = copy_of(kGolden + "variants/c2_multi");
   for (const char* name : {"/__0_0.distcp", "/__1_1.distcp"})
