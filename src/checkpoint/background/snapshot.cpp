@@ -42,8 +42,8 @@ void TreeSnapshot::find_storages() {
   for (const InnerTensor& inner : inner_tensors(tree_)) add(*inner.tensor, inner.path.substr(1));
   // A storage comes once for each piece that lies in it.
   std::ranges::sort(stored_, {}, [](const Stored& one) { return one.storage.get(); });
-  const auto again = std::ranges::unique(stored_, {}, &Stored::storage);
-  stored_.erase(again.begin(), again.end());
+  const auto is_same = [](const Stored& a, const Stored& b) { return a.storage == b.storage; };
+  stored_.erase(std::unique(stored_.begin(), stored_.end(), is_same), stored_.end());
 }
 
 void TreeSnapshot::add(const Value& tensor, const std::string& name) {

@@ -71,8 +71,9 @@ void remark(std::vector<FileRow> rows, Checkpoint& checkpoint) {
   }
   for (const auto& [what, names] : said) {
     const auto& [state, reason] = what;
-    const std::string is = state == FileState::used ? "" : std::string(to_string(state)) + ", ";
-    checkpoint.warnings.push_back(names.text() + ": " + is + reason);
+    std::string warning = names.text() + ": ";
+    if (state != FileState::used) warning.append(to_string(state)).append(", ");
+    checkpoint.warnings.push_back(warning + reason);
   }
 }
 
