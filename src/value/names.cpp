@@ -109,11 +109,12 @@ std::vector<std::string> notes_of_left_ranks(const std::vector<std::string>& tak
     // What is left may be parts of ranks that were taken.
     if (!are_all_ranks(all) || all.size() <= most) continue;
     const std::string key = printable(family, 200);
-    notes.push_back("the checkpoint has " + key + std::to_string(*all.begin()) + " to " + key +
-                    std::to_string(*all.rbegin()) + ", what " + std::to_string(all.size()) +
-                    " ranks had of their own: " + (ranks > 1 ? "at most " : "") +
-                    std::to_string(most) +
-                    " of these are loaded, and nobody goes on with the others");
+    std::string note = "the checkpoint has " + key + std::to_string(*all.begin()) + " to " + key;
+    note.append(std::to_string(*all.rbegin())).append(", what ").append(std::to_string(all.size()));
+    note.append(" ranks had of their own: ").append(ranks > 1 ? "at most " : "");
+    note.append(std::to_string(most))
+        .append(" of these are loaded, and nobody goes on with the others");
+    notes.push_back(std::move(note));
   }
   return notes;
 }

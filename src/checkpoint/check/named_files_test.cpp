@@ -82,7 +82,8 @@ TEST(NamedFiles, BlobsOfACacheAreComparedWithTheirNames) {
     const std::string directory = cached(name, content);
     expect_checked(directory, by, content.size());
     expect_checked(directory + "/model.safetensors", by, content.size());
-    expect_checked(directory + "/../../blobs/" + name, by, content.size());
+    const fs::path snapshot = directory;
+    expect_checked((snapshot / "../../blobs" / name).string(), by, content.size());
     expect_damage(cached(name, flipped), name);
   }
 }
