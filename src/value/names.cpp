@@ -35,21 +35,28 @@ std::optional<std::pair<std::string_view, int>> numbered_step(std::string_view s
   return std::pair(step.substr(0, digits), *number);
 }
 
-// The first step of a name that has a rank's number: the name up to the number, and it.
-std::optional<std::pair<std::string, int>> rank_in(const std::string& name) {
-  std::size_t begin = 0;
-  while (begin <= name.size()) {
+// Whether `visit`, of a step and where it begins, is true for one of the name's steps, in order.
+template <typename Visit>
+bool any_step(std::string_view name, const Visit& visit) {
+  for (std::size_t begin = 0; begin <= name.size();) {
     const std::size_t end = std::min(name.find('.', begin), name.size());
-    const auto step = numbered_step(std::string_view(name).substr(begin, end - begin));
-    if (step) return std::pair(name.substr(0, begin) + std::string(step->first), step->second);
+    if (visit(name.substr(begin, end - begin), begin)) return true;
     begin = end + 1;
   }
-  return std::nullopt;
+  return false;
 }
 
-}  // namespace
-
-namespace {
+// The first step of a name that has a rank's number: the name up to the number, and it.
+std::optional<std::pair<std::string, int>> rank_in(const std::string& name) {
+  if (name.find(kRank) == std::string::npos) return std::nullopt;  // nearly all names
+  std::optional<std::pair<std::string, int>> found;
+  (void)any_step(name, [&](std::string_view step, std::size_t begin) {
+    const auto numbered = numbered_step(step);
+    if (numbered) found.emplace(name.substr(0, begin + numbered->first.size()), numbered->second);
+    return numbered.has_value();
+  });
+  return found;
+}
 
 // "optim", "optimizer_0", "optimizers", "optim_state_dict", ..., and not "optimal_transport".
 bool is_step_of_optimizer(std::string_view step) {
@@ -60,19 +67,6 @@ bool is_step_of_optimizer(std::string_view step) {
   if (step.starts_with('s')) step.remove_prefix(1);
   return step.empty() || step.front() == '_' || is_digit(step.front());
 }
-
-}  // namespace
-
-bool is_optimizer_name(std::string_view name) {
-  for (std::size_t begin = 0; begin <= name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    if (is_step_of_optimizer(name.substr(begin, end - begin))) return true;
-    begin = end + 1;
-  }
-  return name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq");
-}
-
-namespace {
 
 // Ranks count from 0 on. "low_rank_1" and "low_rank_2" are no ranks.
 bool are_all_ranks(const std::set<int>& numbers) {
@@ -89,6 +83,14 @@ std::map<std::string, std::set<int>> numbered_keys(const std::vector<std::string
 }
 
 }  // namespace
+
+bool is_optimizer_name(std::string_view name) {
+  const auto is_optimizer = [](std::string_view step, std::size_t) {
+    return is_step_of_optimizer(step);
+  };
+  if (any_step(name, is_optimizer)) return true;
+  return name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq");
+}
 
 std::map<std::string, std::set<int>> keys_of_ranks(const std::vector<std::string>& names) {
   auto families = numbered_keys(names);
@@ -109,7 +111,8 @@ std::vector<std::string> notes_of_left_ranks(const std::vector<std::string>& tak
     // What is left may be parts of ranks that were taken.
     if (!are_all_ranks(all) || all.size() <= most) continue;
     const std::string key = printable(family, 200);
-    std::string note = "the checkpoint has " + key + std::to_string(*all.begin()) + " to " + key;
+    std::string note = "the checkpoint has ";
+    note.append(key).append(std::to_string(*all.begin())).append(" to ").append(key);
     note.append(std::to_string(*all.rbegin())).append(", what ").append(std::to_string(all.size()));
     note.append(" ranks had of their own: ").append(ranks > 1 ? "at most " : "");
     note.append(std::to_string(most))
