@@ -387,6 +387,7 @@ TEST(Directory, HiddenFilesAreNotPartOfASetWithoutAnIndex) {
   const std::string directory = temporary_directory();
   write_vectors(directory + "/w.safetensors", {{"a", {1}}});
   write_text(directory + "/._w.safetensors", "no header of safetensors");
+  write_text(directory + "/consolidated", "a name that is no file of another form");
   const auto checkpoint = Checkpoint::open(directory);
   EXPECT_EQ(checkpoint.names(), std::vector<std::string>{"a"});
   EXPECT_EQ(state_of(checkpoint, "._w.safetensors"), "not part of it");

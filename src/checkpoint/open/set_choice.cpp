@@ -146,7 +146,9 @@ void require_one(const std::string& index, const std::string& single, const Stor
 bool is_other_form(std::string_view name) {
   constexpr std::array<std::string_view, 2> kForms{"consolidated", "adapter_model"};
   return std::ranges::any_of(kForms, [name](std::string_view form) {
-    return name.starts_with(form) && (name[form.size()] == '.' || name[form.size()] == '-');
+    if (!name.starts_with(form)) return false;
+    const std::string_view rest = name.substr(form.size());
+    return rest.starts_with('.') || rest.starts_with('-');
   });
 }
 
