@@ -258,9 +258,9 @@ std::vector<Finding> take_missing(Checkpoint& checkpoint) {
 // Indices of sets whose total is not that of their tensors.
 std::vector<Finding> faults_of_indices(const Checkpoint& checkpoint) {
   std::vector<Finding> faults;
+  if (lacks_files(checkpoint)) return faults;  // nobody knows the bytes of what is missing
   for (const ObjectInfo& file : checkpoint.files) {
     if (!safetensors::is_index(file.name)) continue;
-    if (lacks_files(checkpoint)) continue;  // nobody knows the bytes of what is missing
     const safetensors::Index index = read_set_index(*checkpoint.store, file.name);
     if (auto fault = index_total_fault(index, checkpoint.leaves))
       faults.emplace_back(Error(ErrorCode::corrupt, std::move(*fault)).at_path(file.name));
@@ -418,16 +418,6 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
   return report;
 }
 
-}  // namespace
-
-std::string_view to_string(CheckedBy by) noexcept {
-  constexpr std::array<std::string_view, 5> kNames{"digests", "crc32", "sha256", "git_sha1",
-                                                   "nothing"};
-  return kNames[static_cast<std::size_t>(by)];
-}
-
-namespace {
-
 VerifyReport verify_what_is_there(const SavedState& saved, const Checkpoint& checkpoint,
                                   const VerifyOptions& options) {
   if (!lacks_files(checkpoint)) return verify_with(saved, checkpoint, options);
@@ -439,6 +429,12 @@ VerifyReport verify_what_is_there(const SavedState& saved, const Checkpoint& che
 }
 
 }  // namespace
+
+std::string_view to_string(CheckedBy by) noexcept {
+  constexpr std::array<std::string_view, 5> kNames{"digests", "crc32", "sha256", "git_sha1",
+                                                   "nothing"};
+  return kNames[static_cast<std::size_t>(by)];
+}
 
 const Error* VerifyReport::obstacle() const noexcept {
   if (findings.empty()) return nullptr;

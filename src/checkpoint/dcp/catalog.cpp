@@ -135,12 +135,7 @@ void write_data_files(MessageWriter& message, const std::vector<CatalogFile>& fi
 
 void write_head(MessageWriter& message, const CatalogHead& head) {
   message.text(head.version).text(head.save_id).text(head.types);
-  message.count(head.warnings.size());
-  for (const std::string& warning : head.warnings) message.text(warning);
-  for (const auto* names : {&head.missing, &head.idle}) {
-    message.count(names->size());
-    for (const std::string& name : *names) message.text(name);
-  }
+  message.value(head.warnings).value(head.missing).value(head.idle);
   message.number(static_cast<std::int32_t>(head.world_size)).number(head.metadata_end);
   write_files(message, head.metadata);
   message.count(head.digests.size());
@@ -155,12 +150,8 @@ CatalogHead read_head(MessageReader& message) {
   head.version = message.text();
   head.save_id = message.text();
   head.types = message.text();
-  head.warnings.resize(message.count());
-  for (std::string& warning : head.warnings) warning = message.text();
-  for (auto* names : {&head.missing, &head.idle}) {
-    names->resize(message.count());
-    for (std::string& name : *names) name = message.text();
-  }
+  for (auto* lines : {&head.warnings, &head.missing, &head.idle})
+    *lines = message.value<std::vector<std::string>>();
   head.world_size = message.number<std::int32_t>();
   head.metadata_end = message.number<std::uint64_t>();
   head.metadata = read_files(message);

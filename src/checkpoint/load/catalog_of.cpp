@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -25,6 +26,14 @@
 #include "tessera/error.h"
 
 namespace tessera {
+
+constexpr FileState last_of(FileState) {
+  return FileState::not_understood;
+}
+auto fields(FieldsOf<FileRow> auto& row) {
+  return std::tie(row.name, row.state, row.reason, row.size);
+}
+
 namespace {
 
 constexpr std::uint32_t kMaxDepth = 2000;  // of trees that their own readers have bounded
@@ -56,9 +65,9 @@ Slice read_slice(MessageReader& message) {
   return FlatRange{first.at(0), first.at(1)};
 }
 
-class CheckpointWriter {
+class CatalogEncoder {
  public:
-  CheckpointWriter(const Checkpoint& checkpoint, bool places)
+  CatalogEncoder(const Checkpoint& checkpoint, bool places)
       : checkpoint_(checkpoint), places_(places) {}
 
   Bytes write() {
@@ -89,12 +98,8 @@ class CheckpointWriter {
     const bool below = from.store && from.path.starts_with(from.store->name());
     message.number(from.kind).text(below ? from.path.substr(from.store->name().size()) : "");
     message.text(from.save_id).number(static_cast<std::int32_t>(from.world_size));
-    message.count(from.warnings.size());
-    for (const std::string& warning : from.warnings) message.text(warning);
-    message.count(from.has_types ? 1 : 0).count(places_ ? 1 : 0);
-    message.count(from.remarks.size());
-    for (const FileRow& row : from.remarks)
-      message.text(row.name).number(row.state).text(row.reason).count(row.size);
+    message.value(from.warnings).count(from.has_types ? 1 : 0).count(places_ ? 1 : 0);
+    message.value(from.remarks);
   }
 
   void add(const Leaf& leaf, MessageWriter& message) {
@@ -189,9 +194,9 @@ class CheckpointWriter {
   std::map<const void*, std::uint64_t> tensors_;  // by node
 };
 
-class CheckpointReader {
+class CatalogDecoder {
  public:
-  CheckpointReader(ByteView catalog, const Place& at) : message_(catalog), at_(at) {}
+  CatalogDecoder(ByteView catalog, const Place& at) : message_(catalog), at_(at) {}
 
   Checkpoint read() {
     Checkpoint made = read_head();
@@ -229,17 +234,10 @@ class CheckpointReader {
     made.path = at_.path.empty() ? at_.store->name() + below : at_.path;
     made.save_id = message_.text();
     made.world_size = message_.number<std::int32_t>();
-    made.warnings.resize(message_.count());
-    for (std::string& warning : made.warnings) warning = message_.text();
+    made.warnings = message_.value<std::vector<std::string>>();
     made.has_types = message_.count() == 1;
     places_ = message_.count() == 1;
-    made.remarks.resize(message_.count());
-    for (FileRow& row : made.remarks) {
-      row.name = message_.text();
-      row.state = message_.number<FileState>();
-      row.reason = message_.text();
-      row.size = message_.count();
-    }
+    made.remarks = message_.value<std::vector<FileRow>>();
     made.store = at_.store;
     return made;
   }
@@ -317,11 +315,11 @@ class CheckpointReader {
 }  // namespace
 
 Bytes catalog_of(const Checkpoint& checkpoint, bool places) {
-  return CheckpointWriter(checkpoint, places).write();
+  return CatalogEncoder(checkpoint, places).write();
 }
 
 Checkpoint opened_by(ByteView catalog, const Place& at) {
-  return CheckpointReader(catalog, at).read();
+  return CatalogDecoder(catalog, at).read();
 }
 
 }  // namespace tessera

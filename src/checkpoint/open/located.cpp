@@ -99,6 +99,13 @@ std::optional<CheckpointKind> kind_of_target(const Location& target) {
   return names_directory(path) ? std::nullopt : kind_of_file_name(path);
 }
 
+std::string followed_path(const std::string& path) {
+  std::error_code none;
+  const std::filesystem::path absolute = std::filesystem::absolute(without_file_scheme(path), none);
+  const auto followed = std::filesystem::weakly_canonical(absolute, none);
+  return (none ? absolute.lexically_normal() : followed).string();
+}
+
 bool names_directory(const std::filesystem::path& path) {
   std::error_code none;
   return is_one_of(path.filename(), "", ".", "..") || std::filesystem::is_directory(path, none);

@@ -32,6 +32,8 @@ namespace tessera {
 // A directory as a store: of a path, a URL, a store's root, or a directory in a store.
 [[nodiscard]] std::shared_ptr<Store> directory_store(const Location& where);
 
+// The absolute path of what `path` means behind all links, as far as it is there.
+[[nodiscard]] std::string followed_path(const std::string& path);
 // Whether a path of this machine means a directory: one that is there, or by the slash at its end.
 [[nodiscard]] bool names_directory(const std::filesystem::path& path);
 

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -14,6 +12,7 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/process.h"
+#include "checkpoint/open/located.h"
 #include "storage/storage.h"
 #include "tessera/storage.h"
 #include "value/render.h"
@@ -55,27 +54,16 @@ struct UnderWayTable {
 
 UnderWayTable& under_way = *new UnderWayTable;
 
-bool is_path(std::string_view text) {
-  return text.find("://") == std::string_view::npos || text.starts_with("file:");
-}
-
-std::string absolute_path(const std::string& text) {
-  std::error_code none;
-  const std::filesystem::path path = std::filesystem::absolute(without_file_scheme(text), none);
-  const auto followed = std::filesystem::weakly_canonical(path, none);
-  return (none ? path.lexically_normal() : followed).string();
-}
-
 // The place as a text, without a slash at its end.
 std::string key_of_place(const Location& where) {
   std::string text = where.store ? where.store->name() : where.path;
   const bool is_named = !where.name.empty();
-  if (where.store && is_path(text) && !text.starts_with('/')) {
+  if (where.store && !is_remote(text) && !text.starts_with('/')) {
     // A store that is no directory, such as one in memory, is only itself.
     text =
         fmt::format("{} at {}://{}", text, static_cast<const void*>(where.store.get()), where.name);
-  } else if (is_path(text)) {
-    text = absolute_path(is_named ? text + "/" + where.name : text);
+  } else if (!is_remote(text)) {
+    text = followed_path(is_named ? text + "/" + where.name : text);
   } else if (is_named) {
     text += "/" + where.name;
   }

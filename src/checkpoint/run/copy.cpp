@@ -312,9 +312,7 @@ Location file_at(const Location& to) {
 std::string place_name(const Location& where) {
   if (where.store) return where.name;
   if (!is_on_disk(where)) return directory_store(where)->name();
-  std::error_code none;
-  const auto path = std::filesystem::absolute(without_file_scheme(where.path), none);
-  return std::filesystem::weakly_canonical(path, none).string();
+  return followed_path(where.path);
 }
 
 // Each copy would be a part of the next one.
