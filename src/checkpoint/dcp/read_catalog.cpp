@@ -298,8 +298,8 @@ std::vector<std::string> add_entries(const dcp::Metadata& metadata, bool partial
   return left;
 }
 
-// What looks like damage may be the work of saves that have replaced the checkpoint meanwhile
-// (fault-rows C04).
+// What looks like damage, or like files that are missing, may be the work of saves that have
+// replaced the checkpoint meanwhile (fault-rows C04).
 void require_not_replaced(const Store& store, const CatalogHead& head) {
   bool is_replaced = false;
   try {
@@ -314,7 +314,7 @@ void require_not_replaced(const Store& store, const CatalogHead& head) {
 
 // `head` has what the metadata files say; the rest is found here.
 Bytes catalog_of(const dcp::Metadata& metadata, bool merged, std::shared_ptr<Store> store,
-                 CatalogHead head, bool partial) {
+                 CatalogHead& head, bool partial) {
   if (!merged) {
     if (store->exists(rank_metadata(0)))
       head.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
@@ -357,12 +357,15 @@ Bytes read_catalog(const std::shared_ptr<Store>& store, bool partial) {
   head.warnings = found.metadata.warnings;
   head.metadata = std::move(found.files);
   head.metadata_end = found.end;
+  Bytes catalog;
   try {
-    return catalog_of(found.metadata, found.merged, store, head, partial);
+    catalog = catalog_of(found.metadata, found.merged, store, head, partial);
   } catch (const Error&) {
     require_not_replaced(*store, head);
     throw;
   }
+  if (!head.missing.empty()) require_not_replaced(*store, head);
+  return catalog;
 }
 
 }  // namespace tessera
