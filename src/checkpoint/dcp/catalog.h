@@ -22,6 +22,11 @@ namespace tessera {
 void write_shape(MessageWriter& message, const Shape& shape);
 [[nodiscard]] Shape read_shape(MessageReader& message);
 
+auto fields(FieldsOf<Placement> auto& placement) {
+  return std::tie(placement.parts, placement.stride, placement.dim, placement.shard,
+                  placement.begin);
+}
+
 void write_path(MessageWriter& message, const Path& path);
 [[nodiscard]] Path read_path(MessageReader& message);
 

@@ -1,6 +1,5 @@
 // A catalog is the checkpoint's head, the files that pieces lie in, a record of each leaf, and one
-// pickle with the values of all leaves and of the dicts around them. In that a tensor stands by a
-// persistent id, which tells its number, its attributes, and a record of the rest.
+// pickle with the values of all leaves and of the dicts around them.
 #include "checkpoint/load/catalog_of.h"
 
 #include <algorithm>
@@ -11,11 +10,11 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "checkpoint/dcp/catalog.h"
 #include "checkpoint/dcp/dcp_items.h"
+#include "checkpoint/load/tensor_record.h"
 #include "checkpoint/read/guard.h"
 #include "checkpoint/read/missing.h"
 #include "comm/message.h"
@@ -38,33 +37,6 @@ namespace {
 
 constexpr std::uint32_t kMaxDepth = 2000;  // of trees that their own readers have bounded
 
-Value list_of(const std::optional<Value>& value) {
-  return value ? Value::list({*value}) : Value::list();
-}
-
-std::optional<Value> only_of(const Value& list) {
-  return list.size() == 0 ? std::nullopt : std::optional(list.at(0));
-}
-
-void write_slice(MessageWriter& message, const Slice& slice) {
-  const auto* box = std::get_if<Box>(&slice);
-  message.count(box != nullptr ? 1 : 0);
-  if (box != nullptr) {
-    write_shape(message, box->offsets);
-    write_shape(message, box->sizes);
-  } else {
-    const auto& range = std::get<FlatRange>(slice);
-    write_shape(message, {range.begin, range.end});
-  }
-}
-
-Slice read_slice(MessageReader& message) {
-  const bool is_box = message.count() == 1;
-  Shape first = read_shape(message);
-  if (is_box) return Box{std::move(first), read_shape(message)};
-  return FlatRange{first.at(0), first.at(1)};
-}
-
 class CatalogEncoder {
  public:
   CatalogEncoder(const Checkpoint& checkpoint, bool places)
@@ -81,7 +53,9 @@ class CatalogEncoder {
     options.protocol = 4;
     options.persistent_id = [this](const Value& value, Value& id) {
       if (!value.is(Value::Kind::tensor)) return false;
-      id = id_of(value);
+      // Who is told elements has to know which of them nobody can tell.
+      const bool has_places = places_ || std::ranges::any_of(value.as_tensor().pieces, is_missing);
+      id = tensors_.id_of(value, has_places);
       return true;
     };
     const Bytes pickle = pickle::write(Value::list({values, containers_}), options);
@@ -122,36 +96,10 @@ class CatalogEncoder {
     return at->second;
   }
 
-  Value id_of(const Value& node) {
-    const Tensor& tensor = node.as_tensor();
-    MessageWriter record;
-    record.number(tensor.dtype);
-    for (const bool flag :
-         {tensor.requires_grad, tensor.parameter, tensor.sharded, tensor.bare_storage})
-      record.count(flag ? 1 : 0);
-    write_shape(record, tensor.shape);
-    // Who is told elements has to know which of them nobody can tell.
-    const bool has_places = places_ || std::ranges::any_of(tensor.pieces, is_missing);
-    record.count(has_places ? tensor.pieces.size() : 0);
-    if (has_places) {
-      for (const Piece& piece : tensor.pieces) add(piece, record);
-    }
-    const auto number = tensors_.try_emplace(node.identity(), tensors_.size()).first->second;
-    const auto attributes = tensor.attributes ? std::optional(*tensor.attributes) : std::nullopt;
-    return Value::tuple({number, list_of(attributes), Value::bytes(record.take())});
-  }
-
-  void add(const Piece& piece, MessageWriter& message) {
-    const Storage& storage = *piece.storage;
-    write_slice(message, piece.slice);
-    message.count(static_cast<std::uint64_t>(piece.storage_offset));
-    write_shape(message, piece.strides);
-    message.number(static_cast<std::int32_t>(piece.rank));
-    message.count(piece.conj ? 1 : 0).count(piece.neg ? 1 : 0);
+  void write_storage(const Storage& storage, MessageWriter& message) {
     const auto [source, offset] = part_of(*storage.source);
     message.count(number_of(source)).count(offset + storage.offset).count(storage.size);
-    message.number(storage.encoding).number(storage.dtype).count(storage.crc32 ? 1 : 0);
-    if (storage.crc32) message.number(*storage.crc32);
+    message.number(storage.encoding).number(storage.dtype).value(storage.crc32);
   }
 
   // From 0 up. What is no file of the checkpoint has a record with its bytes: a value that was
@@ -191,7 +139,8 @@ class CatalogEncoder {
   MessageWriter file_records_;
   std::map<const Container*, std::uint64_t> numbers_;
   Value containers_ = Value::list();
-  std::map<const void*, std::uint64_t> tensors_;  // by node
+  TensorEncoder tensors_{
+      [this](const Storage& storage, MessageWriter& message) { write_storage(storage, message); }};
 };
 
 class CatalogDecoder {
@@ -211,7 +160,8 @@ class CatalogDecoder {
     }
     pickle::ReadOptions options;
     options.max_depth = kMaxDepth;
-    options.persistent_load = [this](const Value& id) { return tensor_of(id); };
+    // What rank 0 tells, it tells leaf by leaf (tell.h).
+    options.persistent_load = [this](const Value& id) { return tensors_.tensor_of(id, places_); };
     const Value all = pickle::read(message_.rest(), options).value;
     std::vector<std::shared_ptr<const Container>> containers = {nullptr};
     for (const Value& container : all.at(1).items()) containers.push_back(container_of(container));
@@ -266,50 +216,22 @@ class CatalogDecoder {
                                                        only_of(value.at(1)), only_of(value.at(2))});
   }
 
-  Value tensor_of(const Value& id) {
-    Value& known = tensors_[id.at(0).as_int()];
-    if (known.is(Value::Kind::tensor)) return known;
-    MessageReader record(id.at(2).as_bytes());
-    Tensor tensor;
-    tensor.dtype = record.number<DType>();
-    for (bool* flag :
-         {&tensor.requires_grad, &tensor.parameter, &tensor.sharded, &tensor.bare_storage})
-      *flag = record.count() == 1;
-    tensor.shape = read_shape(record);
-    for (auto count = record.count(); count > 0; --count)
-      tensor.pieces.push_back(read_piece(record));
-    if (const auto attributes = only_of(id.at(1)))
-      tensor.attributes = std::make_shared<const Value>(*attributes);
-    Value made(std::move(tensor));
-    // What rank 0 tells, it tells leaf by leaf (tell.h).
-    if (places_) known = made;
-    return made;
-  }
-
-  Piece read_piece(MessageReader& message) const {
-    Piece piece;
-    piece.slice = read_slice(message);
-    piece.storage_offset = static_cast<std::int64_t>(message.count());
-    piece.strides = read_shape(message);
-    piece.rank = message.number<std::int32_t>();
-    piece.conj = message.count() == 1;
-    piece.neg = message.count() == 1;
+  std::shared_ptr<Storage> read_storage(MessageReader& message) const {
     auto storage = std::make_shared<Storage>();
     storage->source = sources_.at(message.count());
     storage->offset = message.count();
     storage->size = message.count();
     storage->encoding = message.number<Encoding>();
     storage->dtype = message.number<DType>();
-    if (message.count() == 1) storage->crc32 = message.number<std::uint32_t>();
-    piece.storage = std::move(storage);
-    return piece;
+    storage->crc32 = message.value<std::optional<std::uint32_t>>();
+    return storage;
   }
 
   MessageReader message_;
   const Place& at_;
   bool places_ = false;
   std::vector<std::shared_ptr<const ByteSource>> sources_;  // by number
-  std::map<std::int64_t, Value> tensors_;                   // by number
+  TensorDecoder tensors_{[this](MessageReader& message) { return read_storage(message); }};
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/dcp/catalog.h"
 #include "comm/message.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
@@ -44,10 +45,6 @@ struct PlannedLeaf {
   // What each rank holds, if all ranks can compute it. None: they have to tell.
   std::optional<Placement> placement;
 };
-auto fields(FieldsOf<Placement> auto& placement) {
-  return std::tie(placement.parts, placement.stride, placement.dim, placement.shard,
-                  placement.begin);
-}
 // But for the path.
 auto fields(FieldsOf<PlannedLeaf> auto& leaf) {
   return std::tie(leaf.name, leaf.is_tensor, leaf.is_kept, leaf.dtype, leaf.shape,
