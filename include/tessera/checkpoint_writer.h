@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "tessera/comm.h"
 #include "tessera/location.h"
@@ -75,6 +76,18 @@ struct WriterOptions {
   // free, a save takes as long as that lasts. False: they have the priority of the process.
   bool idle = true;
   int threads = 2;  // that copy into the arena
+  // A process of its own saves in place of the thread: `tessera writer`, which each rank starts
+  // when its writer is made. It outlives the trainer: what all ranks have staged it finishes, and
+  // what not all have it drops, whatever ends them (docs/design/async.md; a kill of the whole
+  // container or cgroup takes it along). It needs a path or URL that all ranks reach, and no
+  // network: processes meet in a directory `.tessera-writer-*` beside the place, and drop a save to
+  // which one of them does not come for `silence`. Stores of this process and options that are
+  // functions, but for hooks, are `unsupported`. To make such a writer is collective.
+  bool process = false;
+  // The command; empty: TESSERA_COMMAND of the environment, or `tessera` beside this library, in
+  // the `bin` beside its directory, or in PATH.
+  std::string program = {};
+  std::chrono::milliseconds silence = std::chrono::seconds(30);
   // How long the destructor waits.
   std::chrono::milliseconds end_within = std::chrono::minutes(10);
 };

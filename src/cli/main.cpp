@@ -14,6 +14,8 @@
 
 #include <fmt/format.h>
 
+#include "base/text.h"
+#include "checkpoint/background/process.h"
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/read/select.h"
@@ -320,5 +322,8 @@ int delivered(int argc, char** argv) {
 int main(int argc, char** argv) {
   keep_standard_descriptors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow (ulimit -f) fails with EFBIG then
+  // No command of people: what a CheckpointWriter starts. The number is a connection's descriptor.
+  if (argc == 3 && std::string_view(argv[1]) == "writer")
+    return run_writer_process(plain_number(argv[2]).value_or(-1));
   return delivered(argc, argv);
 }

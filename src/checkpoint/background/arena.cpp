@@ -39,23 +39,35 @@ void touch(std::byte* memory, std::uint64_t bytes, int threads) {
 
 }  // namespace
 
-Arena::Arena(std::uint64_t bytes, int threads) : is_fixed_(bytes > 0), threads_(threads) {
+Arena::Arena(std::uint64_t bytes, int threads, bool shared)
+    : is_fixed_(bytes > 0), is_shared_(shared), threads_(threads) {
   if (is_fixed_) make(bytes);
+}
+
+std::byte* Arena::map(std::uint64_t bytes) {
+  void* mapped = MAP_FAILED;
+  if (!is_shared_) {
+    mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  } else {
+    fd_ = Fd(::memfd_create("tessera-arena", MFD_CLOEXEC));
+    if (fd_ && ::ftruncate(fd_.get(), static_cast<off_t>(bytes)) == 0)
+      mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  }
+  if (mapped != MAP_FAILED) return static_cast<std::byte*>(mapped);
+  throw Error(ErrorCode::io, "no memory for an arena of " + bytes_text(bytes) + ": " +
+                                 std::system_category().message(errno));
 }
 
 void Arena::make(std::uint64_t bytes) {
   memory_.reset();  // before there is another one
+  fd_ = Fd();
   size_ = 0;
-  void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) {
-    throw Error(ErrorCode::io, "no memory for an arena of " + bytes_text(bytes) + ": " +
-                                   std::system_category().message(errno));
-  }
+  std::byte* const mapped = map(bytes);
   const MadeHere made_here;
   const auto unmap = [bytes, made_here](std::byte* memory) {
     if (made_here) ::munmap(memory, bytes);  // a child may have something else there
   };
-  memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(mapped), unmap);
+  memory_ = std::shared_ptr<std::byte>(mapped, unmap);
   ::madvise(mapped, bytes, MADV_DONTFORK);
   ::madvise(mapped, bytes, MADV_HUGEPAGE);  // fewer faults, where the system has such pages
   touch(memory_.get(), bytes, threads_);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "base/process.h"
 #include "tessera/io.h"
 
 namespace tessera {
@@ -17,19 +18,28 @@ namespace tessera {
 class Arena {
  public:
   // `bytes`: its size for good, and it is made now; 0: that of the largest snapshot so far.
-  Arena(std::uint64_t bytes, int threads);
+  // `shared`: memory that another process can have by fd().
+  Arena(std::uint64_t bytes, int threads, bool shared = false);
 
   // Room for a snapshot of so many bytes, from the beginning on: what was there is lost. Throws
   // `limit` if it is too small for good, and `io` if the system has no memory.
   MutableByteView room(std::uint64_t bytes);
   // Keeps the memory alive that room() has given.
   [[nodiscard]] const std::shared_ptr<std::byte>& owner() const noexcept { return memory_; }
+  [[nodiscard]] ByteView memory() const noexcept {
+    return {memory_.get(), static_cast<std::size_t>(size_)};
+  }
+  // Of the memory, where it is shared. It changes when the arena grows.
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
  private:
   void make(std::uint64_t bytes);
 
-  const bool is_fixed_;
+  [[nodiscard]] std::byte* map(std::uint64_t bytes);
+
+  const bool is_fixed_, is_shared_;
   const int threads_;  // that touch it
+  Fd fd_;
   std::uint64_t size_ = 0;
   std::shared_ptr<std::byte> memory_;  // null: none was made
 };

@@ -22,9 +22,14 @@
 
 #include "base/log.h"
 #include "base/parallel.h"
+#include "checkpoint/background/job_message.h"
 #include "checkpoint/background/snapshot.h"
+#include "checkpoint/background/store_group.h"
 #include "checkpoint/save.h"
 #include "comm/confer.h"
+#include "comm/message.h"
+#include "comm/segment.h"
+#include "comm/whereabouts.h"
 #include "storage/storage.h"
 #include "tessera/comm.h"
 #include "tessera/library.h"
@@ -40,14 +45,6 @@ void require_parents_not(const MadeHere& made, const char* what) {
   throw Error(ErrorCode::invalid_argument,
               std::string("this process was forked after its CheckpointWriter was made, and ") +
                   what + " is its parent's: make a writer in the child");
-}
-
-void run_when_idle() {
-  const sched_param none{};
-  if (::sched_setscheduler(0, SCHED_IDLE, &none) == 0) return;
-  constexpr int kLeast = 19;
-  if (::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLeast) == 0) return;
-  log(LogLevel::info, "the thread of a CheckpointWriter has the priority of its process");
 }
 
 // The same place after a chdir().
@@ -71,7 +68,34 @@ void warn_untaken(const SaveOutcome& outcome) {
                              " failed, and nobody took its error: " + outcome.failure()->what());
 }
 
+SaveResult save_here(const auto& job, Group& group) {
+  return save_or_fail(job.failure, job.tree, job.where, job.options, group);
+}
+
+// A directory of one save beside the place, or in it if that is all that there is.
+std::string meeting_beside(std::string place, const std::string& name) {
+  while (place.size() > 1 && place.ends_with('/')) place.pop_back();
+  const std::size_t slash = place.rfind('/');
+  const bool is_root = slash != std::string::npos && slash > 0 && place[slash - 1] == '/';
+  if (slash != std::string::npos && !is_root) place.resize(slash);
+  return place + "/" + name;
+}
+
+Bytes same_place(const Bytes& left, const Bytes& right) {
+  if (left == right) return left;
+  throw Error(ErrorCode::mismatch,
+              "ranks save to different places: " + to_text(left) + " and " + to_text(right));
+}
+
 }  // namespace
+
+void run_when_idle() {
+  const sched_param none{};
+  if (::sched_setscheduler(0, SCHED_IDLE, &none) == 0) return;
+  constexpr int kLeast = 19;
+  if (::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLeast) == 0) return;
+  log(LogLevel::info, "the thread of a CheckpointWriter has the priority of its process");
+}
 
 void SaveOutcome::require_own() const {
   require_parents_not(made_here_, "the save");
@@ -96,7 +120,9 @@ BackgroundWriter::BackgroundWriter(std::shared_ptr<Group> group, const WriterOpt
     : options_(options),
       group_(std::move(group)),
       is_alone_(group_->size() == 1),
-      arena_(options.bytes, options.threads) {}
+      arena_(options.bytes, options.threads, options.process) {
+  if (options.process) start_process();
+}
 
 void BackgroundWriter::start() {
   try {
@@ -148,6 +174,7 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
     const auto is_stopped = [&] { return job.stop.stop_requested(); };
     wait_for_change(changed_, lock, [&] { return !is_turn_taken_ || (is_alone_ && is_stopped()); });
     job.has_turn = !std::exchange(is_turn_taken_, true);
+    if (job.has_turn) job.number = ++calls_;
     const auto may_go = [&] { return is_at_rest() || is_stopped(); };
     if (options_.if_busy == IfBusy::wait) wait_for_change(changed_, lock, may_go);
     if (!is_calling_back_) earlier = untaken();
@@ -169,7 +196,8 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
 void BackgroundWriter::stage(Job& job, const Value& tree) {
   TreeSnapshot snapshot(tree);
   // A pace of its own: a save that was cancelled leaves no bytes that the next would wait for.
-  const auto pace = options_.rate > 0 ? std::make_shared<Pace>(options_.rate) : nullptr;
+  const bool is_paced = options_.rate > 0 && !process_;  // a process reads at a pace by itself
+  const auto pace = is_paced ? std::make_shared<Pace>(options_.rate) : nullptr;
   job.tree = snapshot.take(arena_, options_.threads, pace);
   job.under_way.emplace(job.where,
                         std::shared_ptr<const Decision>(job.outcome, &job.outcome->decision()));
@@ -185,6 +213,7 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
     if (job->failure) return;
     job->where = lasting(where);
     stage(*job, tree);
+    if (process_) hand_over(*job);
   });
   if (unable) job->failure = unable;
   job->outcome->set_staged(!job->failure);
@@ -213,16 +242,85 @@ void BackgroundWriter::wait() {
   if (const std::optional<Error> error = error_of(earlier)) throw Error(*error);
 }
 
+// By a process: its trainers agree that all have staged, and leave the save to their writers. Then
+// they tell each other what these have said.
+
+void BackgroundWriter::start_process() {
+  WriterHello hello{.version = std::string(version()),
+                    .rank = group_->rank(),
+                    .size = group_->size(),
+                    .idle = options_.idle,
+                    .rate = options_.rate,
+                    .silence = static_cast<std::uint64_t>(options_.silence.count())};
+  (void)failure_of([&] { hello.trainer = same_host::to_text(same_host::this_process()); });
+  const auto begin = [&] {
+    process_ = std::make_unique<WriterProcess>(options_.program, hello);
+    return Bytes();
+  };
+  const auto draw = [](const Bytes&) { return to_bytes(random_attempt()); };
+  id_ = to_text(confer(*group_, "starting a writer process", {begin, combine_nothing, draw}));
+}
+
+// What the process needs to finish the save without anybody's help.
+void BackgroundWriter::hand_over(const Job& job) {
+  if (job.where.store) {
+    throw Error(ErrorCode::unsupported,
+                "a writer of another process has no store of this one: give it a path or a URL")
+        .at_path(to_string(job.where));
+  }
+  require_sendable(job.options);
+  WriterJob what{.number = job.number, .place = job.where.path};
+  what.meeting = meeting_beside(job.where.path, meeting_name(id_, job.number));
+  what.options = message_of_options(job.options);
+  what.tree = message_of_tree(job.tree, arena_.memory());
+  what.hears_events = static_cast<bool>(job.options.events);
+  what.hears_progress = static_cast<bool>(job.options.progress);
+  process_->begin(what, arena_);
+}
+
+SaveResult BackgroundWriter::save_by_process(const Job& job) {
+  const Purpose purpose("saving a checkpoint in the background");
+  const auto staged = [&] {
+    if (job.failure) throw Error(*job.failure);
+    process_->require_alive();
+    return to_bytes(job.where.path);
+  };
+  const auto failure = failure_of([&] {
+    (void)confer(*group_, "staging a checkpoint",
+                 {staged, same_place, [](const Bytes&) { return Bytes(); }});
+  });
+  // Of ranks that are lost nobody knows whether they had staged: the writers find out.
+  const bool is_agreed = failure && (is_alone_ || !failure->peers().empty());
+  if (is_agreed || job.failure) {
+    process_->drop(job.number);
+    throw Error(*failure);
+  }
+  SaveResult result;
+  auto outcome = failure_of([&] {
+    process_->go(job.number);
+    result = process_->result(job.number, job.options);
+  });
+  if (!failure) {
+    agree(*group_, "saving a checkpoint by writer processes", [&] {
+      if (outcome) throw Error(*outcome);
+    });
+  } else if (outcome) {
+    throw with_loss(*outcome, *failure);
+  }
+  return result;
+}
+
 void BackgroundWriter::run() {
   thread_job().behind = this;
   if (options_.idle) run_when_idle();
   while (const std::shared_ptr<Job> job = next()) {
     SaveResult result;
-    std::optional<Error> failure = failure_of(
-        [&] { result = save_or_fail(job->failure, job->tree, job->where, job->options, *group_); });
+    std::optional<Error> failure =
+        failure_of([&] { result = process_ ? save_by_process(*job) : save_here(*job, *group_); });
     job->tree = Value();
     end(*job, std::move(result), std::move(failure));
   }
+  process_.reset();  // it has nothing left to do
   const std::lock_guard lock(mutex_);
   has_ended_ = true;
   changed_.notify_all();
@@ -311,6 +409,11 @@ namespace {
 
 const WriterOptions& require_meant(const WriterOptions& options) {
   require_threads(options.threads);
+  if (options.silence.count() <= 0) {
+    throw Error(ErrorCode::invalid_argument, "WriterOptions::silence is " +
+                                                 std::to_string(options.silence.count()) +
+                                                 " ms, expected 1 or more");
+  }
   if (options.end_within.count() >= 0) return options;
   throw Error(ErrorCode::invalid_argument, "WriterOptions::end_within is " +
                                                std::to_string(options.end_within.count()) +

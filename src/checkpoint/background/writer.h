@@ -15,6 +15,7 @@
 
 #include "base/process.h"
 #include "checkpoint/background/arena.h"
+#include "checkpoint/background/process.h"
 #include "checkpoint/open/under_way.h"
 #include "tessera/checkpoint_writer.h"
 #include "tessera/error.h"
@@ -51,6 +52,9 @@ class SaveOutcome {
   std::atomic<bool> is_taken_ = false;
 };
 
+// From now on this thread, and those that it starts, run where nobody else does.
+void run_when_idle();
+
 // What a CheckpointWriter does. Its thread shares it, and so outlives a writer that cannot wait any
 // longer. The first job is the one under way; its arena is free when it is off the list.
 class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
@@ -67,6 +71,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   struct Job {
     Job(const Location& to, const SaveOptions& how, SaveDone hook);
 
+    std::uint64_t number = 0;  // of the calls that had their turn, the same on all ranks
     Value tree;
     Location where;
     SaveOptions options;
@@ -85,6 +90,9 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   [[nodiscard]] bool is_at_rest() const { return jobs_.empty() && !is_calling_back_; }  // likewise
   [[nodiscard]] std::optional<Error> turn_of(Job& job);
   void stage(Job& job, const Value& tree);
+  void start_process();
+  void hand_over(const Job& job);
+  [[nodiscard]] SaveResult save_by_process(const Job& job);
 
   void run();
   [[nodiscard]] std::shared_ptr<Job> next();
@@ -96,7 +104,10 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   const std::shared_ptr<Group> group_;
   const bool is_alone_;  // of one rank: no other has to do the same saves in the same order
   Arena arena_;          // of who has the turn, and of the first job
-  std::mutex mutex_;     // guards the rest
+  std::string id_;       // of the writer on all ranks, where it is a process
+  std::unique_ptr<WriterProcess> process_;  // null: the thread does it
+  std::mutex mutex_;                        // guards the rest
+  std::uint64_t calls_ = 0;
   std::condition_variable changed_;
   bool is_turn_taken_ = false;  // one thread prepares a save at a time
   std::deque<std::shared_ptr<Job>> jobs_;

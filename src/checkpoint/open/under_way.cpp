@@ -1,9 +1,13 @@
 #include "checkpoint/open/under_way.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,12 +16,20 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/process.h"
+#include "base/text.h"
 #include "checkpoint/open/located.h"
+#include "storage/posix/lock.h"
 #include "storage/storage.h"
 #include "tessera/storage.h"
 #include "value/render.h"
 
 namespace tessera {
+
+namespace {
+
+constexpr std::array<const char*, 5> kMeetingObjects{"alive", "up", "down", "interrupt", "end"};
+
+}  // namespace
 
 void Decision::make() {
   const std::lock_guard lock(mutex_);
@@ -107,9 +119,61 @@ UnderWay::~UnderWay() {
   under_way.size = under_way.entries.size();
 }
 
-void await_saves(const Location& where, Looks looks, const std::stop_token& stop) {
+std::string meeting_name(const std::string& id, std::uint64_t number) {
+  return std::string(kMeetingStart) + id + "-" + std::to_string(number);
+}
+
+bool is_meeting_name(std::string_view name) {
+  if (!name.starts_with(kMeetingStart)) return false;
+  name.remove_prefix(kMeetingStart.size());
+  if (name.size() <= kAttemptDigits || !is_attempt(name.substr(0, kAttemptDigits))) return false;
+  return name[kAttemptDigits] == '-' && plain_number(name.substr(kAttemptDigits + 1)).has_value();
+}
+
+bool is_meeting_object(std::string_view name) {
+  return name == kMeetingBroken ||
+         std::ranges::any_of(kMeetingObjects, [name](std::string_view kind) {
+           return name.starts_with(kind) && name.substr(kind.size()).starts_with('-');
+         });
+}
+
+namespace {
+
+// The directories of writer processes that meet below the run, as far as these still live.
+std::vector<std::string> meetings_under_way(const std::string& run) {
+  std::vector<std::string> found;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(run, none)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kMeetingStart) && is_free(entry.path().string()) == Locked::no)
+      found.push_back(entry.path().string());
+  }
+  return found;
+}
+
+// A trainer that starts again may find the writer of the one before at work.
+void await_writer_processes(const std::string& run, const std::stop_token& stop) {
+  constexpr std::chrono::milliseconds kBetweenLooks{20};
+  constexpr std::chrono::seconds kMost{60};
+  const auto end = std::chrono::steady_clock::now() + kMost;
+  bool is_said = false;
+  for (auto left = meetings_under_way(run); !left.empty(); left = meetings_under_way(run)) {
+    if (!std::exchange(is_said, true)) {
+      log(LogLevel::info,
+          "waiting for the writer process that is at work beside " + printable(left.front()));
+    }
+    if (stop.stop_requested() || HeedStop::is_requested()) return;
+    if (std::chrono::steady_clock::now() >= end) {
+      log(LogLevel::warning, "a writer process is still at work beside " + printable(left.front()) +
+                                 ": its checkpoint is not considered");
+      return;
+    }
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+}
+
+void await_own_saves(const Location& where, Looks looks, const std::stop_token& stop) {
   constexpr std::chrono::milliseconds kBetweenLooks{50};
-  if (under_way.size == 0 || thread_job().behind != nullptr) return;
   const std::string place = key_of_place(where);
   bool is_said = false;
   while (const auto decision = first_under_way(place, looks)) {
@@ -118,6 +182,15 @@ void await_saves(const Location& where, Looks looks, const std::stop_token& stop
     while (!decision->wait_for(kBetweenLooks))
       if (stop.stop_requested() || HeedStop::is_requested()) return;
   }
+}
+
+}  // namespace
+
+void await_saves(const Location& where, Looks looks, const std::stop_token& stop) {
+  if (thread_job().behind != nullptr) return;
+  if (under_way.size > 0) await_own_saves(where, looks, stop);
+  if (looks == Looks::at_run && is_on_disk(where))
+    await_writer_processes(without_file_scheme(where.path), stop);
 }
 
 }  // namespace tessera

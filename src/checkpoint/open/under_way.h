@@ -8,6 +8,8 @@
 #include <memory>
 #include <mutex>
 #include <stop_token>
+#include <string>
+#include <string_view>
 
 #include "tessera/location.h"
 
@@ -46,6 +48,16 @@ enum class Looks : std::uint8_t {
   at_place,  // a checkpoint, or an object in it
   at_run,    // checkpoints below a place
 };
+
+// What the name of a directory begins with in which writer processes of one save meet, beside its
+// place. While they live, one of them has its lock.
+inline constexpr std::string_view kMeetingStart = ".tessera-writer-";
+// The name for save number `number` of the writers `id`, which is an attempt.
+[[nodiscard]] std::string meeting_name(const std::string& id, std::uint64_t number);
+[[nodiscard]] bool is_meeting_name(std::string_view name);
+// Whether ranks that meet there call an object so: "up-1-2", or what has the failure of all.
+[[nodiscard]] bool is_meeting_object(std::string_view name);
+inline constexpr const char* kMeetingBroken = "broken";
 
 // Waits until no save is under way there. Returns earlier once `stop`, or what HeedStop heeds, is
 // requested: callers ask for it next. Threads that themselves work for such a save do not wait

@@ -21,6 +21,7 @@
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
+#include "checkpoint/open/under_way.h"
 #include "checkpoint/save/place.h"
 #include "storage/forwarding_store.h"
 #include "storage/posix/atomic_file.h"
@@ -65,6 +66,18 @@ bool is_of_a_writer(const std::string& path) {
     const std::string_view name = object.name;
     return belongs(name) || is_probe_name(name.substr(name.rfind('/') + 1));
   });
+}
+
+// Where writer processes met that were killed.
+bool is_meeting(std::string_view directory, const std::vector<ObjectInfo>& files) {
+  return is_meeting_name(directory.substr(directory.rfind('/') + 1)) &&
+         std::ranges::all_of(files,
+                             [](const ObjectInfo& file) { return is_meeting_object(file.name); });
+}
+
+bool is_meeting(const std::string& path) {
+  return is_meeting_name(path.substr(path.rfind('/') + 1)) && entries_if_open(path) &&
+         is_meeting(path, posix_store(path)->list());
 }
 
 struct Extent {
@@ -145,7 +158,8 @@ class Search {
   bool add_work(const DirectoryEntry& directory) {
     if (is_resumable_name(directory.name) && is_work_directory(directory.path)) {
       add(directory.path, Form::resumable);
-    } else if (is_working_name(directory.name) && is_of_a_writer(directory.path)) {
+    } else if ((is_working_name(directory.name) && is_of_a_writer(directory.path)) ||
+               is_meeting(directory.path)) {
       add(directory.path, Form::working);
     } else {
       return false;
@@ -375,15 +389,36 @@ void collect_disk(const std::string& directory, Collection& collection) {
   }
 }
 
+// In a store that has no locks; what its ranks still need they change within minutes.
+void collect_meeting(Store& store, const std::string& directory,
+                     const std::vector<ObjectInfo>& files, Collection& collection) {
+  Leftover found{.kind = LeftoverKind::directory, .path = store.name() + "/" + directory};
+  for (const ObjectInfo& file : files) {
+    found.bytes += file.size;
+    if (!file.written) continue;
+    const seconds age = age_of(*file.written);
+    found.age = std::min(age, found.age.value_or(age));
+  }
+  collection.take(std::move(found), [&] {
+    if (!collection.may_take(Locked::unknown)) return false;
+    for (const ObjectInfo& file : files) store.remove(directory + "/" + file.name);
+    return true;
+  });
+}
+
 void collect_store(const std::shared_ptr<Store>& store, Collection& collection) {
   std::map<std::string, std::vector<ObjectInfo>> by_directory;
   for (const ObjectInfo& object : store->list()) {
     const std::size_t slash = object.name.rfind('/');
     const std::string directory = slash == std::string::npos ? "" : object.name.substr(0, slash);
     by_directory[directory].push_back(
-        {object.name.substr(slash == std::string::npos ? 0 : slash + 1), object.size});
+        {object.name.substr(slash == std::string::npos ? 0 : slash + 1),
+         object.size,
+         {},
+         object.written});
   }
   for (const auto& [directory, files] : by_directory) {
+    if (is_meeting(directory, files)) collect_meeting(*store, directory, files, collection);
     if (is_in_work(directory) || !may_be_dcp(files)) continue;
     collect_unless_held(directory.empty() ? store : std::make_shared<SubStore>(store, directory),
                         collection);

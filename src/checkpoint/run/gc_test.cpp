@@ -46,16 +46,18 @@ std::string littered() {
   save_step(run + "/step1", 1);
   for (const char* made :
        {"/step2", "/step3-tmp-0123456789ab", "/notes-tmp-march", "/notes-tmp-0123456789ab",
-        "/.q.resume/new", "/.mine.resume", "/step8", "/logs", "/.git/refs"})
+        "/.q.resume/new", "/.mine.resume", "/step8", "/logs", "/.git/refs",
+        "/.tessera-writer-0123456789ab-7", "/.tessera-writer-0123456789ab-mine"})
     fs::create_directories(run + made);
   for (const char* left : {"/step1/__0_0_0123456789ab.distcp", "/step1/tessera-0123456789ab.probe",
                            "/step1/.x.pt.tmp-0123456789ab", "/step2/__3_1_0123456789ab.distcp",
-                           "/step3-tmp-0123456789ab/model.pt", "/.q.resume/new/model.pt"}) {
+                           "/step3-tmp-0123456789ab/model.pt", "/.q.resume/new/model.pt",
+                           "/.tessera-writer-0123456789ab-7/up-1-2"}) {
     write_text(run + left, "left");
   }
   (void)WorkDirectory(run + "/.q.resume");
-  for (const char* mine :
-       {"/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt", "/.mine.resume/lock"})
+  for (const char* mine : {"/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt",
+                           "/.mine.resume/lock", "/.tessera-writer-0123456789ab-mine/alive-0-1"})
     write_text(run + mine, "a user's");
   write_text(run + "/step2/__0_0.distcp", "of another writer");
   write_text(run + "/notes-tmp-march/a.txt", "a user's");
@@ -66,6 +68,7 @@ std::string littered() {
 TEST(Gc, FindsWhatKillsLeaveAndNothingElse_O26) {
   const std::string run = littered();
   const std::vector<std::string> wanted{".q.resume",
+                                        ".tessera-writer-0123456789ab-7",
                                         "step1/.x.pt.tmp-0123456789ab",
                                         "step1/__0_0_0123456789ab.distcp",
                                         "step1/tessera-0123456789ab.probe",
@@ -91,8 +94,9 @@ TEST(Gc, FindsWhatKillsLeaveAndNothingElse_O26) {
   }
   EXPECT_TRUE(fs::exists(run + "/step2/__0_0.distcp"));
   // Names alone say nothing.
-  for (const char* mine : {"/notes-tmp-march/a.txt", "/notes-tmp-0123456789ab/a.txt",
-                           "/.mine.resume/a.txt", "/logs", "/.git/refs"})
+  for (const char* mine :
+       {"/notes-tmp-march/a.txt", "/notes-tmp-0123456789ab/a.txt", "/.mine.resume/a.txt", "/logs",
+        "/.git/refs", "/.tessera-writer-0123456789ab-mine/alive-0-1"})
     EXPECT_TRUE(fs::exists(run + mine)) << mine;
   EXPECT_THAT(verify(run + "/step1").findings, IsEmpty());
   EXPECT_THAT(gc(run).leftovers, IsEmpty());

@@ -1,0 +1,211 @@
+#include "checkpoint/background/job_message.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/load/tensor_record.h"
+#include "checkpoint/save/messages.h"
+#include "checkpoint/save/save_plan.h"
+#include "format/pickle/pickle.h"
+#include "io/source.h"
+#include "tessera/error.h"
+#include "value/inner_tensors.h"
+
+namespace tessera {
+
+// A tree.
+
+namespace {
+
+constexpr std::uint32_t kMaxDepth = 2000;  // a save has walked the tree
+
+class ArenaTreeEncoder {
+ public:
+  explicit ArenaTreeEncoder(ByteView arena) : arena_(arena) {}
+
+  Bytes write(const Value& tree) {
+    if (tree.is(Value::Kind::tensor)) number(tree.as_tensor());
+    for (const InnerTensor& inner : inner_tensors(tree)) number(inner.tensor->as_tensor());
+    pickle::WriteOptions options;
+    options.protocol = 4;
+    options.persistent_id = [this](const Value& value, Value& id) {
+      if (!value.is(Value::Kind::tensor)) return false;
+      id = tensors_.id_of(value, true);
+      return true;
+    };
+    const Bytes pickle = pickle::write(Value::tuple({strings_, tree}), options);
+    MessageWriter message;
+    message.count(storages_.size()).rest(records_.take()).rest(pickle);
+    return message.take();
+  }
+
+ private:
+  void number(const Tensor& tensor) {
+    for (const Piece& piece : tensor.pieces) {
+      if (!piece.storage || !numbers_.try_emplace(piece.storage.get(), storages_.size()).second)
+        continue;
+      storages_.push_back(piece.storage.get());
+      add(*piece.storage);
+    }
+  }
+
+  void add(const Storage& storage) {
+    const bool is_here = storage.source == nullptr;
+    records_.count(storage.size).value(is_here);
+    if (!is_here) {
+      Bytes bytes(static_cast<std::size_t>(storage.size));
+      storage.source->read_at(storage.offset, bytes);
+      records_.value(bytes);
+    } else if (storage.size > 0) {
+      records_.count(static_cast<std::uint64_t>(storage.data - arena_.data()));
+    }
+    records_.number(storage.encoding).number(storage.dtype).value(storage.crc32);
+    records_.text(storage.location).text(storage.torch_class);
+    const auto strings = storage.id_strings ? std::optional(*storage.id_strings) : std::nullopt;
+    strings_.items().push_back(list_of(strings));
+  }
+
+  const ByteView arena_;
+  std::map<const Storage*, std::uint64_t> numbers_;
+  std::vector<const Storage*> storages_;  // by number
+  MessageWriter records_;
+  Value strings_ = Value::list();  // Storage::id_strings of each
+  TensorEncoder tensors_{[this](const Storage& storage, MessageWriter& message) {
+    message.count(numbers_.at(&storage));
+  }};
+};
+
+class ArenaTreeDecoder {
+ public:
+  ArenaTreeDecoder(ByteView message, MutableByteView arena, std::shared_ptr<std::byte> owner,
+                   std::shared_ptr<Pace> pace)
+      : message_(message), arena_(arena), owner_(std::move(owner)), pace_(std::move(pace)) {}
+
+  Value read() {
+    storages_.resize(message_.count());
+    for (auto& storage : storages_) storage = read_storage();
+    pickle::ReadOptions options;
+    options.max_depth = kMaxDepth;
+    options.keeps_compiler = true;
+    options.persistent_load = [this](const Value& id) { return tensors_.tensor_of(id, true); };
+    const Value all = pickle::read(message_.rest(), options).value;
+    for (std::size_t i = 0; i < storages_.size(); ++i) {
+      if (const auto strings = only_of(all.at(0).items().at(i)))
+        storages_[i]->id_strings = std::make_shared<const Value>(*strings);
+    }
+    return all.at(1);
+  }
+
+ private:
+  std::shared_ptr<Storage> read_storage() {
+    static constinit std::byte nothing{};  // the memory of storages without bytes
+    auto storage = std::make_shared<Storage>();
+    storage->size = message_.count();
+    if (!message_.value<bool>()) {
+      storage->source = memory_source(message_.value<Bytes>(), "an item of a checkpoint");
+    } else if (storage->size == 0) {
+      storage->data = &nothing;
+    } else {
+      const auto bytes = part(message_.count(), storage->size);
+      if (pace_) {
+        storage->source = paced_source(bytes, owner_, pace_);
+      } else {
+        storage->data = bytes.data();
+        storage->owner = owner_;
+      }
+    }
+    storage->encoding = message_.number<Encoding>();
+    storage->dtype = message_.number<DType>();
+    storage->crc32 = message_.value<std::optional<std::uint32_t>>();
+    storage->location = message_.text();
+    storage->torch_class = message_.text();
+    return storage;
+  }
+
+  [[nodiscard]] MutableByteView part(std::uint64_t begin, std::uint64_t size) const {
+    if (begin <= arena_.size() && size <= arena_.size() - begin)
+      return arena_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size));
+    throw Error(ErrorCode::corrupt, "a tensor lies behind the end of its arena");
+  }
+
+  MessageReader message_;
+  const MutableByteView arena_;
+  const std::shared_ptr<std::byte> owner_;
+  const std::shared_ptr<Pace> pace_;
+  std::vector<std::shared_ptr<Storage>> storages_;  // by number
+  TensorDecoder tensors_{[this](MessageReader& message) { return storages_.at(message.count()); }};
+};
+
+}  // namespace
+
+Bytes message_of_tree(const Value& tree, ByteView arena) {
+  return ArenaTreeEncoder(arena).write(tree);
+}
+
+Value tree_from_message(ByteView message, MutableByteView arena,
+                        const std::shared_ptr<std::byte>& owner,
+                        const std::shared_ptr<Pace>& pace) {
+  return ArenaTreeDecoder(message, arena, owner, pace).read();
+}
+
+// Options.
+
+constexpr CheckpointKind last_of(CheckpointKind) {
+  return CheckpointKind::exported;
+}
+auto fields(FieldsOf<FlatUnit> auto& unit) {
+  return std::tie(unit.path, unit.names);
+}
+auto fields(FieldsOf<OlmoMesh> auto& mesh) {
+  return std::tie(mesh.copies, mesh.device);
+}
+auto fields(FieldsOf<OlmoSave> auto& olmo) {
+  return std::tie(olmo.config, olmo.safetensors, olmo.mesh, olmo.units, olmo.orig_params,
+                  olmo.aligned_as);
+}
+auto fields(FieldsOf<SafetensorsSet> auto& set) {
+  return std::tie(set.file_of, set.max_size);
+}
+// Of those that are data.
+auto fields(FieldsOf<SaveOptions> auto& options) {
+  return std::tie(options.kind, options.overwrite, options.single_writer, options.threads,
+                  options.one_file_an_item, options.compression, options.compression_level,
+                  options.replicas, options.values, options.copies, options.same_optimizer,
+                  options.same_keys, options.olmo, options.safetensors, options.keep_duplicates);
+}
+auto fields(FieldsOf<SaveResult> auto& result) {
+  return std::tie(result.bytes_needed, result.bytes_read, result.bytes_unchecked,
+                  result.bytes_written, result.requests, result.retries, result.bytes_again,
+                  result.save_id, result.files, result.total_bytes, result.values_in_metadata);
+}
+
+void require_sendable(const SaveOptions& options) {
+  const char* given = options.name     ? "name"
+                      : options.dtype  ? "dtype"
+                      : options.writer ? "writer"
+                                       : nullptr;
+  if (given == nullptr) return;
+  throw Error(ErrorCode::unsupported,
+              std::string("SaveOptions::") + given +
+                  " is a function, which a writer of another process cannot call");
+}
+
+Bytes message_of_options(const SaveOptions& options) {
+  return to_message(options);
+}
+
+SaveOptions options_from_message(ByteView message) {
+  return from_message<SaveOptions>(message);
+}
+
+Bytes message_of_result(const SaveResult& result) {
+  return to_message(result);
+}
+
+SaveResult result_from_message(ByteView message) {
+  return from_message<SaveResult>(message);
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+// What a save is to another process that has the same arena: the messages between a trainer and its
+// writer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "checkpoint/background/arena.h"
+#include "comm/message.h"
+#include "tessera/checkpoint.h"
+#include "tessera/save_options.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+// The tree of a snapshot without a pace, whose tensors are in `arena`. What else it leads to
+// (encoded items of a checkpoint) goes along.
+[[nodiscard]] Bytes message_of_tree(const Value& tree, ByteView arena);
+// The same tree over `arena`, which `owner` keeps alive. `pace`: as TreeSnapshot::take() has it.
+[[nodiscard]] Value tree_from_message(ByteView message, MutableByteView arena,
+                                      const std::shared_ptr<std::byte>& owner,
+                                      const std::shared_ptr<Pace>& pace);
+
+// Throws `unsupported` for options that are functions, but for hooks that only listen.
+void require_sendable(const SaveOptions& options);
+[[nodiscard]] Bytes message_of_options(const SaveOptions& options);
+[[nodiscard]] SaveOptions options_from_message(ByteView message);
+
+[[nodiscard]] Bytes message_of_result(const SaveResult& result);
+[[nodiscard]] SaveResult result_from_message(ByteView message);
+
+// An Event with its texts.
+struct EventMessage {
+  std::string job, phase, checkpoint;
+  std::int32_t rank = 0;
+  std::uint64_t nanoseconds = 0, bytes = 0;
+  std::optional<Error> error = {};
+};
+auto fields(FieldsOf<EventMessage> auto& event) {
+  return std::tie(event.job, event.phase, event.checkpoint, event.rank, event.nanoseconds,
+                  event.bytes, event.error);
+}
+
+}  // namespace tessera

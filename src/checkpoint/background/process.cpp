@@ -1,0 +1,271 @@
+#include "checkpoint/background/process.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "base/parallel.h"
+#include "checkpoint/background/job_message.h"
+#include "comm/confer.h"
+#include "storage/posix/system.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kSocket = 3;  // in the process
+
+// The file that this library is in: a shared one, or the program.
+fs::path own_file() {
+  Dl_info found{};
+  if (::dladdr(reinterpret_cast<const void*>(&run_writer_process), &found) == 0 ||
+      found.dli_fname == nullptr)
+    return {};
+  std::error_code none;
+  return fs::canonical(found.dli_fname, none);
+}
+
+// Where the command may be, the likeliest first.
+std::vector<std::string> places_of_command(const std::string& given) {
+  if (!given.empty()) return {given};
+  if (const auto named = environment_variable("TESSERA_COMMAND")) return {*named};
+  std::vector<std::string> places;
+  const fs::path beside = own_file().parent_path();
+  if (!beside.empty()) {
+    places.push_back((beside / "tessera").string());
+    places.push_back((beside.parent_path() / "bin" / "tessera").string());
+  }
+  const std::string path = environment_variable("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
+  for (std::size_t begin = 0; begin <= path.size();) {
+    const std::size_t end = std::min(path.find(':', begin), path.size());
+    if (end > begin) places.push_back(path.substr(begin, end - begin) + "/tessera");
+    begin = end + 1;
+  }
+  return places;
+}
+
+std::string command(const std::string& given) {
+  const std::vector<std::string> places = places_of_command(given);
+  std::string tried;
+  for (const std::string& place : places) {
+    std::error_code none;
+    if (::access(place.c_str(), X_OK) == 0 && fs::is_regular_file(place, none)) return place;
+    tried.append(tried.empty() ? "" : ", ").append(place);
+  }
+  throw Error(ErrorCode::not_found,
+              "no command `tessera` for a writer process (WriterOptions::program or the variable "
+              "TESSERA_COMMAND names it); it is not " +
+                  tried);
+}
+
+pid_t spawn(const std::string& program, int socket) {
+  posix_spawn_file_actions_t files;
+  posix_spawnattr_t attributes;
+  sigset_t none, all;
+  ::sigemptyset(&none);
+  ::sigfillset(&all);
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&files, socket, kSocket);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setsigdefault(&attributes, &all);
+  // A session of its own: launchers and terminals signal the group of the trainer.
+  ::posix_spawnattr_setflags(
+      &attributes, static_cast<std::int16_t>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
+                                             POSIX_SPAWN_SETSID));
+  std::vector<std::string> words = {program, "writer", std::to_string(kSocket)};
+  Variables environment = *variables();
+  const auto pointers_of = [](std::vector<std::string>& texts) {
+    std::vector<char*> pointers;
+    for (std::string& text : texts) pointers.push_back(text.data());
+    pointers.push_back(nullptr);
+    return pointers;
+  };
+  pid_t id = -1;
+  const int failed = ::posix_spawn(&id, program.c_str(), &files, &attributes,
+                                   pointers_of(words).data(), pointers_of(environment).data());
+  ::posix_spawnattr_destroy(&attributes);
+  ::posix_spawn_file_actions_destroy(&files);
+  if (failed == 0) return id;
+  throw Error(ErrorCode::io,
+              "a writer process cannot be started: " + std::system_category().message(failed))
+      .at_path(program);
+}
+
+}  // namespace
+
+WriterProcess::WriterProcess(const std::string& program, const WriterHello& hello)
+    : silence_(hello.silence) {
+  auto [channel, theirs] = Channel::pair();
+  // dup2() of a descriptor onto itself would leave it closed in the process.
+  if (theirs.get() == kSocket) theirs = Fd(::fcntl(theirs.get(), F_DUPFD_CLOEXEC, kSocket + 1));
+  id_ = spawn(command(program), theirs.get());
+  channel_.emplace(std::move(channel));
+  theirs = Fd();
+  channel_->send(FrameKind::hello, to_message(hello));
+  listener_ = std::thread([this] { listen(); });
+}
+
+WriterProcess::~WriterProcess() {
+  if (!made_here_) {
+    static_cast<void>(new std::thread(std::move(listener_)));  // there is no such thread in a child
+    return;
+  }
+  channel_->end_sending();
+  listener_.join();
+}
+
+// Until the process has ended.
+void WriterProcess::listen() {
+  const auto failure = failure_of([this] {
+    while (auto frame = channel_->receive()) {
+      if (frame->kind == FrameKind::log) {
+        MessageReader message(frame->content);
+        const auto level = message.number<LogLevel>();
+        log(level, message.text());
+        continue;
+      }
+      const std::lock_guard lock(mutex_);
+      heard_ = Clock::now();
+      if (frame->kind == FrameKind::sign) continue;
+      if (frame->kind == FrameKind::begun) {
+        MessageReader message(frame->content);
+        begun_ = message.number<std::uint64_t>();
+        refused_ = message.value<std::optional<Error>>();
+      } else {
+        frames_.push_back(*std::move(frame));
+      }
+      changed_.notify_all();
+    }
+  });
+  if (failure) ::kill(id_, SIGKILL);  // it says what nobody understands
+  std::string how = "the writer process " + std::to_string(id_);
+  int status = 0;
+  const pid_t ended = uninterrupted([&] { return ::waitpid(id_, &status, 0); });
+  if (ended == id_ && WIFSIGNALED(status)) {
+    how += " was ended by signal " + std::to_string(WTERMSIG(status));
+  } else if (ended == id_ && WEXITSTATUS(status) != 0) {
+    how += " has ended with status " + std::to_string(WEXITSTATUS(status));
+  } else {
+    how += " has ended";
+  }
+  const std::lock_guard lock(mutex_);
+  ended_ = how;
+  changed_.notify_all();
+}
+
+void WriterProcess::require_alive() const {
+  const std::lock_guard lock(mutex_);
+  if (ended_) throw Error(ErrorCode::io, *ended_);
+}
+
+void WriterProcess::begin(const WriterJob& job, const Arena& arena) {
+  require_alive();
+  {
+    const std::lock_guard lock(sending_);
+    if (arena.memory().size() != sent_arena_) {
+      channel_->send(FrameKind::arena,
+                     to_message(static_cast<std::uint64_t>(arena.memory().size())), arena.fd());
+      sent_arena_ = arena.memory().size();
+    }
+    channel_->send(FrameKind::job, to_message(job));
+  }
+  std::unique_lock lock(mutex_);
+  const auto is_answered = [&] { return begun_ == job.number || ended_.has_value(); };
+  if (!changed_.wait_for(lock, silence_, is_answered)) give_up(lock);
+  if (ended_) throw Error(ErrorCode::io, *ended_);
+  if (refused_) throw Error(*refused_);
+}
+
+void WriterProcess::go(std::uint64_t number) {
+  const std::lock_guard lock(sending_);
+  channel_->send(FrameKind::go, to_message(number));
+}
+
+void WriterProcess::drop(std::uint64_t number) noexcept {
+  (void)failure_of([&] {
+    const std::lock_guard lock(sending_);
+    channel_->send(FrameKind::drop, to_message(number));
+  });
+}
+
+// It must not go on later with what its trainer believes lost.
+void WriterProcess::give_up(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  ::kill(id_, SIGKILL);
+  throw Error(ErrorCode::timeout, "the writer process " + std::to_string(id_) +
+                                      " gave no sign of life for " +
+                                      std::to_string(silence_.count()) + " ms, and was killed");
+}
+
+// Null: the process has ended, or `stop` is requested.
+std::optional<Frame> WriterProcess::next(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  const auto is_over = [this] { return !frames_.empty() || ended_.has_value(); };
+  for (auto since = Clock::now(); !changed_.wait_until(lock, stop, since + silence_, is_over);
+       since = heard_) {
+    if (stop.stop_requested()) return std::nullopt;
+    if (Clock::now() >= std::max(since, heard_) + silence_) give_up(lock);
+  }
+  if (frames_.empty()) return std::nullopt;
+  Frame frame = std::move(frames_.front());
+  frames_.pop_front();
+  return frame;
+}
+
+void WriterProcess::hear(const Frame& frame, const SaveOptions& options, std::uint64_t id) const {
+  if (frame.kind == FrameKind::progress && options.progress) {
+    const auto [done, total] = from_message<std::pair<std::uint64_t, std::uint64_t>>(frame.content);
+    options.progress({done, total});
+  } else if (frame.kind == FrameKind::event && options.events) {
+    const auto told = from_message<EventMessage>(frame.content);
+    const Event event{told.job,   told.phase,      told.rank, told.nanoseconds,
+                      told.bytes, told.checkpoint, id,        told.error ? &*told.error : nullptr};
+    (void)failure_of([&] { options.events(event); });
+  }
+}
+
+SaveResult WriterProcess::result(std::uint64_t number, const SaveOptions& options) {
+  static std::atomic<std::uint64_t> last_id{std::uint64_t{1} << 63U};  // no JobLog comes so far
+  const std::uint64_t id = ++last_id;
+  std::optional<Error> thrown;  // by the progress hook
+  std::stop_token stop = options.stop;
+  while (true) {
+    const auto frame = next(stop);
+    if (!frame && stop.stop_requested()) {
+      const std::lock_guard lock(sending_);
+      (void)failure_of([&] { channel_->send(FrameKind::stop, to_message(number)); });
+      stop = {};
+      continue;
+    }
+    if (!frame) {
+      require_alive();
+      continue;
+    }
+    if (frame->kind == FrameKind::result && !thrown) return result_from_message(frame->content);
+    if (frame->kind == FrameKind::result || frame->kind == FrameKind::failure)
+      throw thrown ? *thrown : decode_error(frame->content);
+    const auto failure = failure_of([&] { hear(*frame, options, id); });
+    if (!failure || thrown) continue;
+    thrown = failure;
+    const std::lock_guard lock(sending_);
+    (void)failure_of([&] { channel_->send(FrameKind::stop, to_message(number)); });
+  }
+}
+
+}  // namespace tessera

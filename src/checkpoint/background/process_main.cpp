@@ -1,0 +1,286 @@
+// The writer process of a CheckpointWriter: one thread hears what the trainer says, the other does
+// the saves, one after another. The trainer may end at any moment; then the process finishes the
+// saves that it has, if all ranks' writers have them too, and ends.
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <filesystem>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "base/parallel.h"
+#include "checkpoint/background/job_message.h"
+#include "checkpoint/background/process.h"
+#include "checkpoint/background/store_group.h"
+#include "checkpoint/background/writer.h"
+#include "checkpoint/open/located.h"
+#include "checkpoint/save.h"
+#include "comm/confer.h"
+#include "comm/segment.h"
+#include "tessera/comm.h"
+#include "tessera/error.h"
+#include "tessera/library.h"
+
+namespace tessera {
+namespace {
+
+// A job, and what the trainer's ranks have made of it.
+struct HeardJob {
+  WriterJob what;
+  Value tree;
+  std::shared_ptr<Store> meeting;   // null: nobody needs one
+  std::unique_ptr<StoreHold> mark;  // while it lives, others see that the save is under way
+  std::stop_source stop;
+  enum class Word : std::uint8_t { none, go, drop } word = Word::none;
+};
+
+class WriterMain {
+ public:
+  explicit WriterMain(Fd socket) : channel_(std::move(socket)) {}
+
+  int run() {
+    if (!hear_hello()) return 1;
+    std::jthread worker([this] { work(); });
+    const auto failure = failure_of([this] { hear(); });
+    {
+      const std::lock_guard lock(mutex_);
+      is_alone_ = true;
+      changed_.notify_all();
+    }
+    if (failure) log(LogLevel::warning, std::string("a writer process: ") + failure->what());
+    worker.join();
+    set_log({});
+    return failure ? 1 : 0;
+  }
+
+ private:
+  bool hear_hello() {
+    const auto frame = channel_.receive();
+    if (!frame || frame->kind != FrameKind::hello) return false;
+    MessageReader message(frame->content);
+    const std::string theirs = message.text();
+    if (theirs != version()) {
+      log(LogLevel::warning, "a writer process of version " + std::string(version()) +
+                                 " was started by a library of version " + theirs);
+      return false;
+    }
+    hello_ = from_message<WriterHello>(frame->content);
+    if (!hello_.trainer.empty()) {
+      const auto failure =
+          failure_of([this] { trainer_.emplace(same_host::process_from_text(hello_.trainer)); });
+      has_trainer_gone_ = failure && failure->code() == ErrorCode::peer_failed;
+    }
+    set_log([this](LogLevel level, std::string_view text) { tell_log(level, text); });
+    return true;
+  }
+
+  // Until the trainer has ended. A child that it has forked keeps its end of the connection open.
+  void hear() {
+    constexpr std::chrono::milliseconds kMostBetweenLooks{250};
+    const auto beat = std::chrono::milliseconds(hello_.silence / 4);
+    while (true) {
+      if (!channel_.await(std::min(beat, kMostBetweenLooks))) {
+        tell_in_passing(FrameKind::sign, {});
+        if (has_trainer_gone_ || (trainer_ && !trainer_->alive())) return;
+        continue;
+      }
+      auto frame = channel_.receive();
+      if (!frame) return;
+      if (frame->kind == FrameKind::arena) {
+        map_arena(from_message<std::uint64_t>(frame->content), frame->fd);
+      } else if (frame->kind == FrameKind::job) {
+        hear_job(frame->content);
+      } else {
+        hear_word(frame->kind, from_message<std::uint64_t>(frame->content));
+      }
+    }
+  }
+
+  void map_arena(std::uint64_t size, const Fd& fd) {
+    const auto bytes = static_cast<std::size_t>(size);
+    void* const mapped = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+    if (mapped == MAP_FAILED) throw Error(ErrorCode::io, "the arena cannot be mapped");
+    owner_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(mapped),
+                                        [bytes](std::byte* memory) { ::munmap(memory, bytes); });
+    arena_ = {owner_.get(), bytes};
+  }
+
+  void hear_job(ByteView content) {
+    auto job = std::make_shared<HeardJob>();
+    job->what = from_message<WriterJob>(content);
+    const auto refusal = failure_of([&] {
+      const auto pace = hello_.rate > 0 ? std::make_shared<Pace>(hello_.rate) : nullptr;
+      job->tree = tree_from_message(job->what.tree, arena_, owner_, pace);
+      job->what.tree = {};
+      const bool is_near = is_on_disk(job->what.meeting);
+      if (hello_.size > 1 || is_near) job->meeting = open_store(job->what.meeting);
+      if (hello_.rank == 0 && is_near) job->mark = job->meeting->hold();
+    });
+    if (!refusal) {
+      const std::lock_guard lock(mutex_);
+      jobs_.push_back(job);
+      changed_.notify_all();
+    }
+    tell(FrameKind::begun, MessageWriter().number(job->what.number).value(refusal).take());
+  }
+
+  void hear_word(FrameKind kind, std::uint64_t number) {
+    std::shared_ptr<HeardJob> job;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& one : jobs_)
+        if (one->what.number == number) job = one;
+      if (!job) return;
+      if (kind == FrameKind::go) job->word = HeardJob::Word::go;
+      if (kind == FrameKind::drop) job->word = HeardJob::Word::drop;
+      changed_.notify_all();
+    }
+    if (kind == FrameKind::stop) job->stop.request_stop();
+  }
+
+  void work() {
+    if (hello_.idle) run_when_idle();
+    while (const auto job = next()) {
+      SaveResult result;
+      std::optional<Error> failure;
+      const bool goes = is_to_go(*job);
+      if (goes) failure = failure_of([&] { result = save(*job); });
+      job->tree = Value();
+      end(*job);
+      {
+        const std::lock_guard lock(mutex_);
+        jobs_.pop_front();
+      }
+      if (goes) tell_outcome(*job, result, failure);
+    }
+  }
+
+  // The next that the ranks have decided on, or have left to their writers. Null: there is none. A
+  // trainer that was stopped says nothing; but nobody meets for what one of the ranks lacks.
+  std::shared_ptr<HeardJob> next() {
+    constexpr std::chrono::milliseconds kBetweenLooks{500};
+    std::unique_lock lock(mutex_);
+    const auto is_decided = [this] {
+      if (jobs_.empty()) return is_alone_.load();
+      return is_alone_ || jobs_.front()->word != HeardJob::Word::none;
+    };
+    while (!changed_.wait_for(lock, kBetweenLooks, is_decided)) {
+      if (jobs_.empty() || hello_.size == 1) continue;
+      const auto job = jobs_.front();
+      lock.unlock();
+      const bool have_others_met = has_met(*job->meeting);
+      lock.lock();
+      if (have_others_met && !is_decided()) return job;
+    }
+    return jobs_.empty() ? nullptr : jobs_.front();
+  }
+
+  bool is_to_go(const HeardJob& job) {
+    const std::lock_guard lock(mutex_);
+    return job.word != HeardJob::Word::drop;
+  }
+
+  SaveResult save(HeardJob& job) {
+    std::unique_ptr<Group> group;
+    SaveResult result;
+    const auto failure = failure_of([&] {
+      SaveOptions options = options_from_message(job.what.options);
+      options.stop = job.stop.get_token();
+      if (job.what.hears_progress) {
+        options.progress = [this](const Progress& progress) {
+          tell_in_passing(FrameKind::progress,
+                          to_message(std::pair(progress.done, progress.total)));
+        };
+      }
+      if (job.what.hears_events) options.events = [this](const Event& event) { tell_event(event); };
+      group = hello_.size == 1 ? solo_group()
+                               : make_store_group(job.meeting, hello_.rank, hello_.size,
+                                                  std::chrono::milliseconds(hello_.silence));
+      result = save_or_fail(std::nullopt, job.tree, job.what.place, options, *group);
+    });
+    if (hello_.size > 1 && group) end_meeting(std::move(group));
+    if (failure) throw Error(*failure);
+    return result;
+  }
+
+  void tell_outcome(const HeardJob& job, const SaveResult& result,
+                    const std::optional<Error>& failure) {
+    if (failure && is_alone_) {
+      log(LogLevel::warning, "the save to " + job.what.place +
+                                 ", whose trainer has ended, failed: " + failure->what());
+    }
+    if (failure) {
+      tell(FrameKind::failure, encode_error(*failure));
+    } else {
+      tell(FrameKind::result, message_of_result(result));
+    }
+  }
+
+  // Nobody sees the save any more.
+  static void end(HeardJob& job) {
+    job.mark.reset();
+    std::error_code none;
+    if (job.meeting && is_on_disk(job.what.meeting))
+      std::filesystem::remove(without_file_scheme(job.what.meeting), none);  // if it is empty
+  }
+
+  // Whoever was told may be there no more.
+  void tell(FrameKind kind, ByteView content) {
+    const std::lock_guard lock(telling_);
+    if (!is_alone_) (void)failure_of([&] { channel_.send(kind, content); });
+  }
+  // What is worth no waiting.
+  void tell_in_passing(FrameKind kind, ByteView content) {
+    if (!is_alone_ && channel_.has_room()) tell(kind, content);
+  }
+  void tell_log(LogLevel level, std::string_view text) {
+    if (!is_alone_) {
+      tell(FrameKind::log, MessageWriter().number(level).text(text).take());
+    } else if (level == LogLevel::warning) {
+      std::fprintf(stderr, "tessera: warning: %.*s\n", static_cast<int>(text.size()), text.data());
+    }
+  }
+  void tell_event(const Event& event) {
+    EventMessage message{std::string(event.job), std::string(event.phase),
+                         event.checkpoint,       event.rank,
+                         event.nanoseconds,      event.bytes};
+    if (event.error != nullptr) message.error = *event.error;
+    tell(FrameKind::event, to_message(message));
+  }
+
+  Channel channel_;
+  WriterHello hello_;
+  std::optional<same_host::Watch> trainer_;  // none: nobody can tell whether it lives
+  bool has_trainer_gone_ = false;            // before this process had looked
+  std::shared_ptr<std::byte> owner_;         // of the arena
+  MutableByteView arena_;
+  std::mutex telling_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<HeardJob>> jobs_;
+  std::atomic<bool> is_alone_ = false;  // the trainer has ended
+};
+
+// Of the trainer's files and devices this process needs none. Before Linux 5.9 they stay open.
+void close_what_is_not_ours(int socket) {
+  (void)::syscall(SYS_close_range, static_cast<unsigned>(socket) + 1, ~0U, 0U);
+}
+
+}  // namespace
+
+int run_writer_process(int socket) {
+  close_what_is_not_ours(socket);
+  return WriterMain(Fd(socket)).run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,241 @@
+// Trainers whose saves are processes of their own are killed, and so are these processes.
+//   kill_writer COMMAND DIRECTORY RUNS SEED
+// DIRECTORY may be a URL, in which only children of this process look.
+// COMMAND is `tessera`. The ranks (1 to 4) are processes; each has a CheckpointWriter. They save
+// step1 and wait for it, then stage step2. RUNS in turns:
+//   staged    all trainers are killed when all have staged: step2 is there, and latest_checkpoint()
+//             of another process waits for it
+//   staging   all trainers are killed at a random moment of the second save: step1 or step2 is the
+//             latest, whole; step2 if all had staged
+//   rank      one trainer is killed when all have staged: step2 is there, and the others hear of
+//             both within the time that the group gives it
+//   writer    one writer process is killed at a random moment: every trainer hears of it, and step1
+//             or step2 is the latest, whole
+//   frozen    one writer process is stopped then: the same
+//   halted    one trainer is stopped when all have staged, and goes on when the others are over
+//   throwing  one rank has a tree that no save takes: all hear of it, and step1 is the latest
+// Prints a line for each run that goes wrong and a summary; exits with 1 when one did.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "five_kinds.h"
+#include "multirank/forked_ranks.h"
+#include "socket_wire.h"
+#include "tessera/checkpoint_writer.h"
+#include "tessera/error.h"
+#include "tessera/run_directory.h"
+
+namespace {
+
+using namespace tessera;
+using std::chrono::milliseconds;
+using testing::Clock;
+
+constexpr int kMostRanks = 4;
+constexpr milliseconds kSilence{2000};
+constexpr std::chrono::seconds kLimit{40};
+
+enum class How { staged, staging, rank, writer, frozen, halted, throwing };
+constexpr const char* kNames[] = {"staged", "staging", "rank",    "writer",
+                                  "frozen", "halted",  "throwing"};
+constexpr int kWays = 7;
+
+// What processes know of a run, in memory that they share.
+struct Board {
+  std::atomic<int> saved = 0;     // ranks that have step1
+  std::atomic<int> begun = 0;     // that have called save() for step2
+  std::atomic<int> staged = 0;    // for which it has returned
+  std::atomic<int> heard = 0;     // that have heard how it ended
+  std::atomic<int> complete = 0;  // well
+  std::atomic<pid_t> writers[kMostRanks] = {};
+  char wrong[2000] = "";  // empty: nothing
+};
+Board* board = nullptr;
+
+struct Run {
+  std::string command, directory;
+  How how = How::staged;
+  int victim = 0;
+  CheckpointKind kind = CheckpointKind::dcp;
+  int ranks = 1;
+};
+
+testing::NamedShapes shapes() {
+  return {{"a.w", {1537, 129}}, {"b.bias", {513}}};
+}
+
+// The process that this one has started.
+pid_t only_child() {
+  pid_t child = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+    std::ifstream(task.path() / "children") >> child;
+  return child;
+}
+
+int train(const Run& run, Group& group, int rank) {
+  try {
+    WriterOptions options;
+    options.process = true;
+    options.program = run.command;
+    options.silence = kSilence;
+    options.idle = false;
+    options.end_within = milliseconds(10'000);
+    const std::shared_ptr<Group> own(&group, [](Group*) {});
+    CheckpointWriter writer(own, options);
+    board->writers[rank] = only_child();
+    const SaveOptions how = testing::options_for_kind(run.kind, false, shapes());
+    const auto state = [&](int step) {
+      return testing::training_state(rank, run.ranks, step, shapes());
+    };
+    writer.save(state(1), run.directory + "/step1", how).result();
+    ++board->saved;
+    while (board->saved < run.ranks) std::this_thread::sleep_for(milliseconds(1));
+    ++board->begun;
+    Value second = state(2);
+    if (run.how == How::throwing && rank == run.victim)
+      second.at("model").at("a.w").as_tensor().pieces.at(0).storage->size = 1;
+    const PendingSave pending = writer.save(second, run.directory + "/step2", how);
+    if (pending.staged()) ++board->staged;
+    const Error* failure = nullptr;
+    try {
+      pending.result();
+      ++board->complete;
+    } catch (const Error& error) {
+      failure = &error;
+    }
+    ++board->heard;
+    return failure == nullptr || run.how != How::staged ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    return 1;
+  }
+}
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw Error(ErrorCode::incomplete, what);
+}
+
+// As a trainer finds it that starts again at once. In a store without locks nobody sees that a
+// writer is still at work: there the trainer starts some seconds later.
+std::optional<RunCheckpoint> newest_of(const Run& run) {
+  const bool has_locks = run.directory.find("://") == std::string::npos;
+  const auto end = Clock::now() + (has_locks ? 0 : 4) * kSilence;
+  while (true) {
+    const auto newest = latest_checkpoint(run.directory).found;
+    if ((newest && newest->step == 2) || Clock::now() >= end) return newest;
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+}
+
+void check_outcome(const Run& run) {
+  const auto newest = newest_of(run);
+  require(newest.has_value(), "there is no checkpoint");
+  const auto step = newest->step;
+  require(step == 2 || run.how != How::staged, "what all ranks had staged was not saved");
+  const bool may_be_lost = run.how == How::writer || run.how == How::frozen;
+  require(step == 2 || board->staged < run.ranks || may_be_lost,
+          "what all ranks had staged was not saved");
+  require(step == 1 || run.how != How::throwing, "what one rank did not have was saved");
+  const bool all_hear = may_be_lost || run.how == How::throwing;
+  require(board->heard == run.ranks || !all_hear, "a rank has not heard");
+  require(step == 2 || board->complete == 0, "a rank was told that it is saved");
+  require(testing::number_of(testing::verified_state(to_string(newest->where))) == step,
+          "the newest step holds another one");
+}
+
+std::string checked_apart(const Run& run) {
+  board->wrong[0] = '\0';
+  auto children = testing::fork_ranks(1, [&](int) {
+    try {
+      check_outcome(run);
+      return 0;
+    } catch (const std::exception& error) {
+      std::strncpy(board->wrong, error.what(), sizeof board->wrong - 1);
+      return 1;
+    }
+  });
+  testing::wait_for(children, {.end = Clock::now() + std::chrono::seconds(70)});
+  const std::string ended = testing::end_all(children, [](int, int status) { return status == 0; });
+  return ended.empty() ? "" : " " + std::string(board->wrong) + ";" + ended;
+}
+
+void await(const std::atomic<int>& counted, int count) {
+  const auto end = Clock::now() + kLimit;
+  while (counted < count && Clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+}
+
+void kill_in(const Run& run, std::vector<testing::Child>& ranks, const testing::Below& below) {
+  const auto victim = static_cast<std::size_t>(run.victim);
+  if (run.how == How::throwing) return;
+  if (run.how == How::staged || run.how == How::rank || run.how == How::halted) {
+    await(board->staged, run.ranks);
+  } else {
+    await(board->begun, 1);
+    std::this_thread::sleep_for(std::chrono::microseconds(below(20'000)));
+  }
+  if (run.how == How::rank || run.how == How::halted) {
+    ::kill(ranks[victim].process, run.how == How::rank ? SIGKILL : SIGSTOP);
+  } else if (run.how == How::writer || run.how == How::frozen) {
+    ::kill(board->writers[victim], run.how == How::writer ? SIGKILL : SIGSTOP);
+  } else {
+    for (const testing::Child& rank : ranks) ::kill(rank.process, SIGKILL);
+  }
+}
+
+testing::Outcome carry_out(const Run& run, const testing::Below& below) {
+  board = new (board) Board;
+  auto ranks = testing::fork_group(run.ranks, {.silence = kSilence}, kLimit,
+                                   [&](Group& group, int rank) { return train(run, group, rank); });
+  await(board->saved, run.ranks);
+  kill_in(run, ranks, below);
+  const bool is_halted = run.how == How::halted;
+  testing::wait_for(ranks, {.end = Clock::now() + kLimit, .without = is_halted ? run.victim : -1});
+  if (is_halted) {
+    ::kill(ranks[static_cast<std::size_t>(run.victim)].process, SIGCONT);
+    testing::wait_for(ranks, {.end = Clock::now() + kLimit});
+  }
+  std::string wrong = testing::end_all(ranks, [](int, int status) {
+    return status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  });
+  if (board->saved < run.ranks) wrong += " nothing was saved;";
+  if (wrong.empty()) wrong = checked_apart(run);
+  std::error_code none;
+  std::filesystem::remove_all(run.directory, none);
+  return {std::string(kNames[static_cast<int>(run.how)]) + ", " + std::string(to_string(run.kind)) +
+              ", " + std::to_string(run.ranks) + " ranks",
+          wrong};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  board = testing::shared_by_processes<Board>();
+  int number = 0;
+  const int wrong = testing::repeat(std::atoi(argv[3]), static_cast<unsigned>(std::atoi(argv[4])),
+                                    [&](const testing::Below& below) {
+                                      Run run;
+                                      run.command = argv[1];
+                                      run.directory =
+                                          std::string(argv[2]) + "/run" + std::to_string(number);
+                                      run.how = static_cast<How>(number % kWays);
+                                      run.kind = testing::kFiveKinds[(number / kWays) % 5];
+                                      run.ranks = 1 + below(kMostRanks);
+                                      run.victim = below(run.ranks);
+                                      ++number;
+                                      return carry_out(run, below);
+                                    });
+  return wrong > 0 ? 1 : 0;
+}

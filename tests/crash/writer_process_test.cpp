@@ -1,0 +1,254 @@
+// A CheckpointWriter whose saves are a process of its own, in one trainer.
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/background/job_message.h"
+#include "checkpoint/background/process.h"
+#include "checkpoint/background/snapshot.h"
+#include "checkpoint/background/testing.h"
+#include "five_kinds.h"
+#include "tessera/checkpoint_writer.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using namespace std::chrono_literals;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+namespace fs = std::filesystem;
+
+WriterOptions by_process(WriterOptions options = {}) {
+  options.process = true;
+  options.idle = false;
+  if (options.program.empty()) options.program = TESSERA_COMMAND;
+  return options;
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Value tree_of(float first) {
+  return Value::dict({{"w", numbers(1000, first)}, {"step", 7}});
+}
+
+// The processes that this one has started and not yet buried.
+std::vector<pid_t> children() {
+  std::vector<pid_t> found;
+  for (const auto& task : fs::directory_iterator("/proc/self/task")) {
+    std::ifstream list(task.path() / "children");
+    for (pid_t child = 0; list >> child;) found.push_back(child);
+  }
+  return found;
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory))
+    names.push_back(entry.path().filename().string());
+  return names;
+}
+
+TEST(WriterProcess, SavesWhatTheTreeWasAtTheCall) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process());
+  for (int save = 0; save < 3; ++save) {
+    Value tree = tree_of(static_cast<float>(save));
+    const PendingSave pending = writer.save(tree, run + "/step" + std::to_string(save));
+    EXPECT_TRUE(pending.staged());
+    elements_of(tree, "w")[0] = -1;
+    const SaveResult result = pending.result();
+    EXPECT_FALSE(result.save_id.empty());
+    EXPECT_GE(result.bytes_written, 4000U);
+  }
+  for (int save = 0; save < 3; ++save) {
+    const auto saved = Checkpoint::open(run + "/step" + std::to_string(save));
+    EXPECT_EQ(floats(saved.load().at("w").as_tensor()),
+              floats(tree_of(static_cast<float>(save)).at("w").as_tensor()));
+    EXPECT_EQ(saved.load().at("step").as_int(), 7);
+  }
+  EXPECT_THAT(names_in(run), ::testing::UnorderedElementsAre("step0", "step1", "step2"));
+  EXPECT_EQ(children().size(), 1U);
+}
+
+// The same files as the thread's, but for ids, of every kind.
+TEST(WriterProcess, WritesEveryKindAsTheThreadDoes) {
+  const std::string run = temporary_directory();
+  CheckpointWriter process(by_process()), thread(prompt());
+  for (const CheckpointKind kind : testing::kFiveKinds) {
+    const Value tree = testing::training_state(0, 1, 5);
+    const SaveOptions options = testing::options_for_kind(kind, false);
+    const std::string name = run + "/" + std::string(to_string(kind));
+    process.save(tree, name + "-p", options).result();
+    thread.save(tree, name + "-t", options).result();
+    EXPECT_EQ(testing::number_of(testing::verified_state(name + "-p")), 5) << name;
+    EXPECT_EQ(names_in(name + "-p").size(), names_in(name + "-t").size()) << name;
+  }
+  for (const char* file : {"model.pt", "model.safetensors"}) {
+    const Value tree = Value::dict({{"a", numbers(100, 1)}, {"b", numbers(3, 7)}});
+    process.save(tree, run + "/p/" + file).result();
+    thread.save(tree, run + "/t/" + file).result();
+    EXPECT_TRUE(read_file(run + "/p/" + file) == read_file(run + "/t/" + file)) << file;
+  }
+}
+
+TEST(WriterProcess, TreesTravelWithAllThatTheyLeadTo) {
+  const Value shared = numbers(12, 3);
+  Tensor strided = shared.as_tensor();
+  strided.shape = {3, 4};
+  strided.pieces[0].slice = whole({3, 4});
+  strided.pieces[0].strides = {1, 3};
+  Tensor lazy = strided;
+  lazy.pieces[0].neg = true;
+  lazy.parameter = true;
+  lazy.requires_grad = true;
+  lazy.attributes = std::make_shared<const Value>(Value::dict({{"tag", "x"}}));
+  Tensor placed = testing::flat_tensor({7, 3}, 1, 2, 9);
+  Tensor empty;
+  empty.shape = {0, 4};
+  const Value tree = Value::dict({{"a", shared},
+                                  {"b", Value::list({shared, Value(strided), Value(lazy)})},
+                                  {"placed", Value(placed)},
+                                  {"empty", Value(empty)},
+                                  {"nothing", Value::dict()},
+                                  {"tuple", Value::tuple({1, 2.5, "text", Value()})},
+                                  {"ordered", Value::dict({{"k", 1}}, DictKind::ordered_dict)}});
+  Arena arena(0, 1, true);
+  TreeSnapshot snapshot(tree);
+  const Value copy = snapshot.take(arena, 1, nullptr);
+  const Bytes message = message_of_tree(copy, arena.memory());
+  Bytes elsewhere(arena.memory().begin(), arena.memory().end());
+  const Value read = tree_from_message(message, elsewhere, nullptr, nullptr);
+  EXPECT_EQ(message_of_tree(read, elsewhere), message);
+  EXPECT_EQ(read.at("a").identity(), read.at("b").at(0).identity());
+  EXPECT_EQ(read.at("a").as_tensor().pieces[0].storage,
+            read.at("b").at(1).as_tensor().pieces[0].storage);
+  EXPECT_EQ(read.at("placed").as_tensor().placement, placed.placement);
+  EXPECT_TRUE(read.at("b").at(2).as_tensor().pieces[0].neg);
+  EXPECT_EQ(floats(read.at("b").at(1).as_tensor()), floats(strided));
+}
+
+TEST(WriterProcess, WhatCannotTravelIsRefused) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process());
+  SaveOptions renamed;
+  renamed.name = [](const std::string& key) { return key; };
+  const auto code_of_save = [&](const Location& where, const SaveOptions& options) {
+    const PendingSave pending = writer.save(tree_of(1), where, options);
+    EXPECT_FALSE(pending.staged());
+    return code_of([&] { pending.result(); });
+  };
+  EXPECT_EQ(code_of_save(run + "/a", renamed), ErrorCode::unsupported);
+  EXPECT_EQ(code_of_save(memory_store(), {}), ErrorCode::unsupported);
+  writer.save(tree_of(2), run + "/b").result();
+  EXPECT_THAT(floats_at(run + "/b", "w"), Contains(2.0F));
+}
+
+TEST(WriterProcess, HooksAndStopWorkThroughIt) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process({.rate = 1'000'000}));
+  std::vector<std::string> phases;
+  std::uint64_t done = 0;
+  SaveOptions options;
+  options.events = [&](const Event& event) { phases.emplace_back(event.phase); };
+  options.progress = [&](const Progress& progress) { done = progress.done; };
+  writer.save(tree_of(1), run + "/heard", options).result();
+  EXPECT_THAT(phases, ElementsAre("plan", "write", "commit", "all"));
+  EXPECT_GE(done, 4000U);
+  std::stop_source source;
+  options.stop = source.get_token();
+  const auto begin = std::chrono::steady_clock::now();
+  const PendingSave pending =
+      writer.save(Value::dict({{"w", numbers(3'000'000, 0)}}), run + "/stopped", options);
+  std::this_thread::sleep_for(100ms);
+  source.request_stop();
+  EXPECT_EQ(code_of([&] { pending.result(); }), ErrorCode::cancelled);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s) << "the arena is read at 1 MB/s";
+  options.stop = {};
+  options.progress = [](const Progress&) { throw Error(ErrorCode::limit, "enough"); };
+  EXPECT_EQ(code_of([&] { writer.save(tree_of(1), run + "/thrown", options).result(); }),
+            ErrorCode::limit);
+  writer.save(tree_of(3), run + "/after").result();
+}
+
+TEST(WriterProcess, AFailureIsOneErrorAndTheNextSaveWorks) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process());
+  writer.save(tree_of(1), run + "/a").result();
+  const Error error = error_of([&] { writer.save(tree_of(2), run + "/a").result(); });
+  EXPECT_EQ(error.code(), ErrorCode::already_exists);
+  EXPECT_THAT(error.what(), HasSubstr(run + "/a"));
+  (void)writer.save(tree_of(2), run + "/a");
+  EXPECT_EQ(code_of([&] { writer.wait(); }), ErrorCode::already_exists);  // R13
+  writer.save(tree_of(3), run + "/b").result();
+  EXPECT_THAT(names_in(run), ::testing::UnorderedElementsAre("a", "b"));
+}
+
+TEST(WriterProcess, OneThatIsKilledIsNamedByThisSaveAndTheNext) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process({.rate = 1'000'000}));
+  const PendingSave pending = writer.save(Value::dict({{"w", numbers(1'000'000, 0)}}), run + "/a");
+  ASSERT_EQ(children().size(), 1U);
+  ::kill(children()[0], SIGKILL);
+  const Error error = error_of([&] { pending.result(); });
+  EXPECT_EQ(error.code(), ErrorCode::io);
+  EXPECT_THAT(error.what(), HasSubstr("was ended by signal 9"));
+  EXPECT_THAT(error_of([&] { writer.save(tree_of(1), run + "/b").result(); }).what(),
+              HasSubstr("was ended by signal 9"));
+  EXPECT_EQ(open_code(run + "/a"), ErrorCode::not_found);
+}
+
+TEST(WriterProcess, NoCommandIsSaidWithThePlacesThatWereTried) {
+  const Error error =
+      error_of([] { CheckpointWriter writer(by_process({.program = "/nowhere/tessera"})); });
+  EXPECT_EQ(error.code(), ErrorCode::not_found);
+  EXPECT_THAT(error.what(), HasSubstr("/nowhere/tessera"));
+}
+
+TEST(WriterProcess, EndsWithItsWriterAndHasNoFilesOfTheTrainer) {
+  const std::string run = temporary_directory();
+  const Fd mine(::memfd_create("not for others", 0));  // one that exec() keeps
+  {
+    CheckpointWriter writer(by_process());
+    ASSERT_EQ(children().size(), 1U);
+    const fs::path files = "/proc/" + std::to_string(children()[0]) + "/fd";
+    writer.save(tree_of(1), run + "/a").result();
+    for (const auto& file : fs::directory_iterator(files))
+      EXPECT_THAT(fs::read_symlink(file).string(), ::testing::Not(HasSubstr("not for others")));
+  }
+  EXPECT_THAT(children(), IsEmpty());
+}
+
+// A worker that was forked holds the connection open.
+TEST(WriterProcess, AChildOfForkLeavesItAlone) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process());
+  writer.save(tree_of(1), run + "/a").result();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool is_refused =
+        code_of([&] { (void)writer.save(tree_of(2), run + "/b"); }) == ErrorCode::invalid_argument;
+    ::_exit(is_refused ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  writer.save(tree_of(3), run + "/c").result();
+}
+
+}  // namespace
+}  // namespace tessera
