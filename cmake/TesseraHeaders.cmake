@@ -2,7 +2,7 @@
 set(TESSERA_TORCH_HEADERS
   activation_checkpoint.h calls.h checkpointer.h collectives.h ddp.h deferred_init.h distributed_sampler.h fsdp.h
   grad_scaler.h lr_scheduler.h mesh.h norms.h optim.h optimizer_in_backward.h optimizer_ref.h parameter.h
-  shard_options.h snapshot.h sync_batchnorm.h tensor_value.h trace.h training_state.h unit_controls.h
+  shard_options.h snapshot.h sync_batchnorm.h tensor_value.h trace.h training_state.h training_writer.h unit_controls.h
   pytorch
   detail)
 

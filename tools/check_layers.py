@@ -50,6 +50,7 @@ HEADERS = {
     "sync_batchnorm.h": "fsdp", "trace.h": "fsdp", "unit_controls.h": "fsdp",
     "pytorch/distributed_state_dict.h": "optim_state", "pytorch/optim_state_dict.h": "optim_state",
     "snapshot.h": "optim_state", "tessera.h": "optim_state", "training_state.h": "optim_state",
+    "training_writer.h": "optim_state",
     "checkpointer.h": "checkpointer",
 }
 

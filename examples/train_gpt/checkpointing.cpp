@@ -14,6 +14,7 @@
 #include "tessera/stateful.h"
 #include "tessera/storage.h"
 #include "tessera/training_state.h"
+#include "tessera/training_writer.h"
 
 namespace {
 
@@ -224,25 +225,51 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   return progress;
 }
 
-void save_training(Training& training, Progress& progress, const Options& options,
-                   tessera::Group& group) {
-  const auto saved = tessera::run_checkpoint(options.save, progress.step);
+Saver::Saver(const Options& options, const tessera::Mesh& mesh)
+    : options_(options), group_(mesh.checkpoint_group()) {
+  if (options.async.empty()) return;
+  tessera::WriterOptions how;
+  how.process = options.async == "process";
+  writer_.emplace(mesh.writer_group(), how);
+}
+
+std::vector<std::string> Saver::save(Training& training, const Progress& progress) {
+  std::vector<std::string> lines = finish();
+  const auto saved = tessera::run_checkpoint(options_.save, progress.step);
+  last_ = saved.where.path;
   // A resumed run may come by a step again, so what is there is replaced.
-  if (const auto kind = tessera::checkpointer_named(options.checkpointer)) {
-    tessera::Checkpointer checkpointer(*kind, group,
-                                       {.save_overwrite = true, .config = config_text(options)});
+  if (const auto kind = tessera::checkpointer_named(options_.checkpointer)) {
+    tessera::Checkpointer checkpointer(*kind, group_,
+                                       {.save_overwrite = true, .config = config_text(options_)});
     checkpointer.save_checkpoint(saved.where, training.model(), training.optimizer(),
-                                 olmo_trainer_state(progress, options));
-  } else {
-    tessera::TrainingState state(training.model(), training.optimizer());
-    state.values.set_item(kTrainer, trainer_state(progress, options));
-    tessera::SaveOptions how;
-    how.overwrite = true;
-    tessera::save(state, saved.where, how, group);
+                                 olmo_trainer_state(progress, options_));
+    return note(saved);
   }
-  progress.checkpoint = saved.where.path;
-  progress.warnings.clear();
-  if (options.keep == 0) return;
-  auto report = tessera::retain(options.save, saved, {.sharded = options.keep}, group);
-  progress.warnings = std::move(report.warnings);
+  tessera::TrainingState state(training.model(), training.optimizer());
+  state.values.set_item(kTrainer, trainer_state(progress, options_));
+  tessera::SaveOptions how;
+  how.overwrite = true;
+  if (!writer_) {
+    tessera::save(state, saved.where, how, group_);
+    return note(saved);
+  }
+  under_way_ = UnderWay{tessera::save(*writer_, state, saved.where, how), saved};
+  lines.push_back("saving " + last_ + " in the background");
+  return lines;
+}
+
+std::vector<std::string> Saver::finish() {
+  if (!under_way_) return {};
+  const auto [pending, saved] = *std::exchange(under_way_, std::nullopt);
+  pending.result();
+  return note(saved);
+}
+
+// When it is complete and verified, what --keep no longer wants is removed.
+std::vector<std::string> Saver::note(const tessera::RunCheckpoint& saved) const {
+  std::vector<std::string> lines = {"saved " + saved.where.path};
+  if (options_.keep == 0) return lines;
+  const auto report = tessera::retain(options_.save, saved, {.sharded = options_.keep}, group_);
+  for (const std::string& warning : report.warnings) lines.push_back("warning: " + warning);
+  return lines;
 }

@@ -3,19 +3,23 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "options.h"
+#include "tessera/checkpoint_writer.h"
 #include "tessera/comm.h"
+#include "tessera/mesh.h"
+#include "tessera/run_directory.h"
 #include "training.h"
 
 // What a training has behind it; with the seed it also says where in the data it is.
 struct Progress {
   std::int64_t step = 0;
   std::int64_t tokens = 0;
-  std::string checkpoint;                  // the last one resumed from or saved; empty: none
-  std::vector<std::string> warnings = {};  // about the other checkpoints, of that resume or save
+  std::string checkpoint;                  // the one resumed from; empty: none
+  std::vector<std::string> warnings = {};  // about the other checkpoints, of that resume
 };
 
 // SAVE/step{N}
@@ -34,7 +38,31 @@ void require_place(const Options& options, tessera::Group& group);
 // distributed checkpoint its groups, too, as in PyTorch. The kind is told by the files. Collective.
 Progress resume_training(Training& training, const Options& options, tessera::Group& group);
 
-// Writes the checkpoint of `progress`, notes it there and, when it is complete and verified,
-// removes what --keep no longer wants. Collective.
-void save_training(Training& training, Progress& progress, const Options& options,
-                   tessera::Group& group);
+// Saves a training: at once, or with --async in the background. Every member is collective.
+class Saver {
+ public:
+  // `options` outlive it.
+  Saver(const Options& options, const tessera::Mesh& mesh);
+
+  // Writes the checkpoint of `progress`, or begins to, when the one before is done. Returns what
+  // there is to say of both.
+  std::vector<std::string> save(Training& training, const Progress& progress);
+  // Waits for the one that is under way.
+  std::vector<std::string> finish();
+  // The last one that was begun; empty: none.
+  [[nodiscard]] const std::string& last() const noexcept { return last_; }
+
+ private:
+  struct UnderWay {
+    tessera::PendingSave pending;
+    tessera::RunCheckpoint saved;
+  };
+
+  std::vector<std::string> note(const tessera::RunCheckpoint& saved) const;
+
+  const Options& options_;
+  tessera::Group& group_;
+  std::optional<tessera::CheckpointWriter> writer_;  // none: at once
+  std::optional<UnderWay> under_way_;
+  std::string last_;
+};

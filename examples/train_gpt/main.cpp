@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bench.h"
 #include "checkpointing.h"
@@ -39,11 +40,8 @@ void say_warnings(const tessera::Mesh& mesh, const Progress& progress) {
   for (const std::string& warning : progress.warnings) say(mesh, "warning: " + warning);
 }
 
-void save(Training& training, Progress& progress, const Options& options,
-          const tessera::Mesh& mesh) {
-  save_training(training, progress, options, mesh.checkpoint_group());
-  say(mesh, "saved " + progress.checkpoint);
-  say_warnings(mesh, progress);
+void say_all(const tessera::Mesh& mesh, const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) say(mesh, line);
 }
 
 // The timeline of three steps; not of the first one, which has costs of its own.
@@ -78,6 +76,7 @@ void train(const Options& options, const tessera::Mesh& mesh) {
                   : "resumed from " + progress.checkpoint + " after step " +
                         std::to_string(progress.step));
   }
+  Saver saver(options, mesh);
   Metrics metrics(mesh.rank() == 0 ? options.metrics : "", progress.step);
   const Schedule schedule{options.lr, options.warmup, options.steps};
   Timeline timeline(options.trace);
@@ -106,11 +105,13 @@ void train(const Options& options, const tessera::Mesh& mesh) {
     if (is_last || row.val_loss || progress.step % 10 == 0) say(mesh, to_line(row));
 
     if (options.save_every > 0 && progress.step % options.save_every == 0) {
-      save(training, progress, options, mesh);
+      say_all(mesh, saver.save(training, progress));
     }
   }
-  const bool is_saved = progress.checkpoint == checkpoint_path(options, progress.step);
-  if (!options.save.empty() && !is_saved) save(training, progress, options, mesh);
+  const std::string last = checkpoint_path(options, progress.step);
+  const bool is_saved = last == saver.last() || last == progress.checkpoint;
+  if (!options.save.empty() && !is_saved) say_all(mesh, saver.save(training, progress));
+  say_all(mesh, saver.finish());
   if (options.sample > 0) say(mesh, "\n" + training.sample(options.sample));
 }
 

@@ -58,6 +58,10 @@ void add_output_flags(CLI::App& app, Options& o) {
       ->type_name("dcp|full|torch_new|torch_legacy|local");
   app.add_option("--save-every", o.save_every, "Steps; 0: only at the end")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--async", o.async,
+                 "Save while the training goes on: by a thread, or by a process that outlives it")
+      ->check(CLI::IsMember({"thread", "process"}).description(""))
+      ->type_name("thread|process");
   app.add_option("--keep", o.keep, "Newest checkpoints to keep; 0: all")
       ->check(CLI::NonNegativeNumber);
   app.add_option(
@@ -84,6 +88,8 @@ std::string contradiction(const Options& o) {
     return "--sharding none is for one rank alone";
   }
   if (o.flat && o.sharding != Sharding::fsdp2) return "--flat is for --sharding fsdp2";
+  if (!o.async.empty() && o.checkpointer != "dcp") return "--async is for --checkpointer dcp";
+  if (!o.async.empty() && o.save.empty()) return "--async needs --save";
   if (o.keep > 0 && o.save.empty()) return "--keep needs --save";
   return {};
 }

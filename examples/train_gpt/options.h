@@ -34,6 +34,7 @@ struct Options {
   std::string save;                  // checkpoints go to SAVE/step{N}
   std::string checkpointer = "dcp";  // or one of OLMo's: full, torch_new, torch_legacy, local
   std::int64_t save_every = 0;       // steps; 0: only after the last step
+  std::string async;                 // "thread" or "process"; empty: steps wait for saves
   std::int64_t keep = 0;             // newest checkpoints that stay; 0: all
   std::string resume;                // a checkpoint, or "latest" of `save`
   std::int64_t val_every = 0;        // steps; 0: never

@@ -82,6 +82,9 @@ class Mesh {
   // first asked for, which is collective; throws `timeout` or `peer_failed` if a rank does not
   // come.
   [[nodiscard]] Group& checkpoint_group() const;
+  // Another one, for a CheckpointWriter alone. Each call makes one, which may outlive the mesh.
+  // Collective.
+  [[nodiscard]] std::shared_ptr<Group> writer_group() const;
   // Null for one rank alone. Not for children of fork(): a call of Gloo's waits there for ever.
   [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const noexcept;
 

@@ -17,6 +17,7 @@
 #include "tessera/restore.h"
 #include "tessera/snapshot.h"
 #include "tessera/training_state.h"
+#include "tessera/training_writer.h"
 #include "torch/tensor.h"
 
 namespace tessera {
@@ -103,10 +104,8 @@ auto with_group_of(const TrainingState& state, Fn fn) {
   return fn(*alone);
 }
 
-}  // namespace
-
-SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
-                Group& group) {
+// Collective.
+Value agreed_tree(const TrainingState& state, const SaveOptions& options, Group& group) {
   Value tree;
   std::string tensors;
   agree(group, "taking a training state", [&] {
@@ -121,7 +120,21 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
       model = detail::with_rank0_buffers(model, one.model(), options.copies, group);
     }
   }
-  return save(tree, where, options, group);
+  return tree;
+}
+
+}  // namespace
+
+SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
+                Group& group) {
+  return save(agreed_tree(state, options, group), where, options, group);
+}
+
+PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,
+                 const SaveOptions& options, SaveDone done) {
+  const Value tree =
+      with_group_of(state, [&](Group& group) { return agreed_tree(state, options, group); });
+  return writer.save(tree, where, options, std::move(done));
 }
 
 SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -195,20 +196,35 @@ Group& Mesh::group() const {
   if (state_->size > 1) require_own_connections(state_->made);
   return *state_->group;
 }
-Group& Mesh::checkpoint_group() const {
-  auto& state = *state_;
-  if (state.size == 1) return *state.group;
-  require_own_connections(state.made);
-  if (state.checkpoint_group) return *state.checkpoint_group;
+namespace {
+
+std::unique_ptr<Group> made_checkpoint_group(detail::MeshState& state) {
   const auto place = "tessera/checkpoint/" + std::to_string(state.checkpoint_groups++);
   const auto deadline = state.options.deadline;
-  state.checkpoint_group = make_tree_group(
+  return make_tree_group(
       state.rank, state.size,
       {.silence = state.options.silence, .longest_wait = state.options.longest_wait}, deadline,
       connect_by_gloo(c10::make_intrusive<c10d::PrefixStore>(place, state.store), state.rank,
                       state.size, deadline));
+}
+
+}  // namespace
+
+Group& Mesh::checkpoint_group() const {
+  auto& state = *state_;
+  if (state.size == 1) return *state.group;
+  require_own_connections(state.made);
+  if (!state.checkpoint_group) state.checkpoint_group = made_checkpoint_group(state);
   return *state.checkpoint_group;
 }
+
+std::shared_ptr<Group> Mesh::writer_group() const {
+  auto& state = *state_;
+  if (state.size == 1) return solo_group();
+  require_own_connections(state.made);
+  return made_checkpoint_group(state);
+}
+
 const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::process_group() const noexcept {
   return state_->process_group;
 }

@@ -1,0 +1,24 @@
+// Saves of a TrainingState in the background, while the training goes on.
+//
+//   CheckpointWriter writer(mesh.writer_group(), {.process = true});  // once, beside the mesh
+//   ...
+//   const PendingSave pending = save(writer, state, "run/step400");  // copies the tensors
+//   ...                                                              // the next steps
+//   pending.result();  // waits, throws what failed
+//
+// docs/guide/saving.md says which way of saving is for whom.
+#pragma once
+
+#include "tessera/checkpoint_writer.h"
+#include "tessera/training_state.h"
+
+namespace [[gnu::visibility("default")]] tessera {
+
+// Saves what save() of training_state.h would save at this moment, by CheckpointWriter::save():
+// when it returns, parameters, optimizer and values may change. The ranks agree on the tree first,
+// over the group of those that a model is sharded over, and throw here what save() throws for it;
+// nothing is saved then. Collective.
+PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,
+                 const SaveOptions& options = {}, SaveDone done = {});
+
+}  // namespace tessera
