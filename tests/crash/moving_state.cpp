@@ -39,7 +39,7 @@ class MovingModel {
  public:
   MovingModel() {
     for (int i = 0; i < 24; ++i) {
-      const auto size = static_cast<std::size_t>(1) << (static_cast<unsigned>(i) % 17U);
+      const auto size = static_cast<std::size_t>(1) << (static_cast<unsigned>(i) % 20U);
       parameters_.push_back({"p" + std::to_string(i), std::vector<float>(size, 1.0F)});
     }
     for (int i = 0; i < kOptimizers; ++i)
