@@ -1,7 +1,8 @@
 // How long does a save in the background keep a training waiting?
-//   bench_async --bytes B --dir D [--tensor-bytes T] [--rounds R] [--threads N]
+//   bench_async --bytes B --dir D [--tensor-bytes T] [--rounds R] [--threads N] [--process COMMAND]
 // One rank saves B bytes of float32 tensors of T bytes each (64 MiB) by a CheckpointWriter whose
-// arena was made before, N threads copying (2). The peer copies the same tensors by as many threads
+// arena was made before, N threads copying (2). With COMMAND, which is `tessera`, a process of its
+// own writes. The peer copies the same tensors by as many threads
 // with memcpy into memory that was touched before. They take turns, the save while no other one is
 // under way, once to warm up and then R times (5). Prints one line of JSON: the first call of
 // save(), medians of the later ones (stall_s), of the copies, and of the time until each save was
@@ -31,6 +32,7 @@ struct Job : bench::StateSize {
   std::string directory;
   int rounds = 5;
   int threads = 2;
+  std::string process;  // the command; empty: a thread writes
 };
 
 double median_of(std::vector<double> seconds) {
@@ -44,7 +46,10 @@ class AsyncBench {
       : job_(job),
         state_(job, 0),
         peer_(state_.bytes(), 'x'),
-        writer_({.bytes = CheckpointWriter::bytes_of(state_.tree()), .threads = job.threads}) {}
+        writer_({.bytes = CheckpointWriter::bytes_of(state_.tree()),
+                 .threads = job.threads,
+                 .process = !job.process.empty(),
+                 .program = job.process}) {}
 
   void rounds() {
     for (int round = 0; round <= job_.rounds; ++round) {
@@ -126,6 +131,8 @@ bool parse(const std::vector<std::string>& arguments, Job& job) {
       job.rounds = std::atoi(value);
     } else if (option == "--threads") {
       job.threads = std::atoi(value);
+    } else if (option == "--process") {
+      job.process = value;
     } else {
       return false;
     }
@@ -143,7 +150,7 @@ int main(int argc, char** argv) {
     if (!parse({argv + 1, argv + argc}, job)) {
       std::fprintf(stderr,
                    "usage: bench_async --bytes B --dir D [--tensor-bytes T] [--rounds R] "
-                   "[--threads N]\n");
+                   "[--threads N] [--process COMMAND]\n");
       return 2;
     }
     AsyncBench bench(job);

@@ -20,6 +20,8 @@
 #include <system_error>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/log.h"
 #include "base/parallel.h"
 #include "checkpoint/background/job_message.h"
@@ -36,6 +38,8 @@
 
 namespace tessera {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kLongestEnd = std::chrono::hours(24 * 365);
 constexpr std::chrono::milliseconds kLongestGrace{10'000};  // for what is asked to end
@@ -194,11 +198,13 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
 }
 
 void BackgroundWriter::stage(Job& job, const Value& tree) {
+  job.copying = Clock::now();
   TreeSnapshot snapshot(tree);
   // A pace of its own: a save that was cancelled leaves no bytes that the next would wait for.
   const bool is_paced = options_.rate > 0 && !process_;  // a process reads at a pace by itself
   const auto pace = is_paced ? std::make_shared<Pace>(options_.rate) : nullptr;
   job.tree = snapshot.take(arena_, options_.threads, pace);
+  job.copied = Clock::now();
   job.under_way.emplace(job.where,
                         std::shared_ptr<const Decision>(job.outcome, &job.outcome->decision()));
 }
@@ -207,6 +213,7 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
                                    const SaveOptions& options, SaveDone done) {
   require_usable();
   const auto job = std::make_shared<Job>(where, options, std::move(done));
+  job->called = Clock::now();
   std::optional<Error> earlier;
   const std::optional<Error> unable = failure_of([&] {
     earlier = turn_of(*job);
@@ -217,6 +224,7 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
   });
   if (unable) job->failure = unable;
   job->outcome->set_staged(!job->failure);
+  job->handed_over = Clock::now();
   {
     const std::lock_guard lock(mutex_);
     if (job->has_turn) is_turn_taken_ = false;
@@ -335,6 +343,7 @@ std::shared_ptr<BackgroundWriter::Job> BackgroundWriter::next() {
 
 void BackgroundWriter::end(Job& job, SaveResult result, std::optional<Error> failure) {
   const bool is_refused = failure && is_refusal(*failure);
+  if (!failure) log_cost(job, result);
   {
     const std::lock_guard lock(mutex_);
     jobs_.pop_front();
@@ -356,6 +365,26 @@ void BackgroundWriter::end(Job& job, SaveResult result, std::optional<Error> fai
   const std::lock_guard lock(mutex_);
   is_calling_back_ = false;
   changed_.notify_all();
+}
+
+// What a save cost this rank, and whether it had more to write than others.
+void BackgroundWriter::log_cost(const Job& job, const SaveResult& result) const {
+  const auto seconds = [](Clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+  };
+  std::string share;
+  if (!is_alone_ && result.total_bytes > 0) {
+    share = fmt::format(", {:.1f} times the mean of {} ranks",
+                        static_cast<double>(result.bytes_written) * group_->size() /
+                            static_cast<double>(result.total_bytes),
+                        group_->size());
+  }
+  log(LogLevel::info,
+      fmt::format("saved {} in the background: {} bytes by this rank{}; save() took {:.3f} s, of "
+                  "which {:.3f} s to copy, and the rest {:.3f} s",
+                  job.outcome->place(), result.bytes_written, share,
+                  seconds(job.handed_over - job.called), seconds(job.copied - job.copying),
+                  seconds(Clock::now() - job.handed_over)));
 }
 
 // Whether the thread has ended before the time is over. Before that it asks what is left to end.

@@ -80,6 +80,8 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
     std::optional<Error> failure;  // why this rank has no tree
     const std::shared_ptr<SaveOutcome> outcome;
     std::optional<UnderWay> under_way;  // none: nothing is saved
+    // When save() was called, began and ended to copy, and was about to return.
+    std::chrono::steady_clock::time_point called, copying, copied, handed_over;
     std::stop_source stop;
     std::stop_callback<std::function<void()>> forward;  // of the caller's stop
   };
@@ -97,6 +99,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   void run();
   [[nodiscard]] std::shared_ptr<Job> next();
   void end(Job& job, SaveResult result, std::optional<Error> failure);
+  void log_cost(const Job& job, const SaveResult& result) const;
   [[nodiscard]] bool await_end(std::chrono::milliseconds within);
 
   const MadeHere made_here_;

@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "checkpoint/background/testing.h"
 #include "layout/boxes.h"
@@ -181,6 +183,29 @@ TEST_P(WriterRanks, HooksDoNotWaitForTheirOwnSave) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, WriterRanks, testing::Values(1, 2, 4));
+
+// A rank that writes ten times what others do makes all wait for it.
+TEST(WriterRanks, TheLogTellsWhatASaveCost) {
+  const std::string directory = temporary_directory() + "/c";
+  std::mutex mutex;
+  std::vector<std::string> costs;
+  set_log([&](LogLevel level, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (level == LogLevel::info && text.find("by this rank") != std::string_view::npos)
+      costs.emplace_back(text);
+  });
+  run_ranks(2, [&](Group& group) {
+    CheckpointWriter writer(owned(group), prompt());
+    const std::int64_t count = group.rank() == 0 ? 90'000 : 10'000;
+    writer.save(Value::dict({{"w" + std::to_string(group.rank()), numbers(count, 1)}}), directory)
+        .result();
+  });
+  set_log({});
+  ASSERT_EQ(costs.size(), 2U);
+  EXPECT_THAT(costs, ::testing::Contains(HasSubstr("1.8 times the mean of 2 ranks")));
+  EXPECT_THAT(costs, ::testing::Contains(HasSubstr("0.2 times the mean of 2 ranks")));
+  for (const std::string& cost : costs) EXPECT_THAT(cost, HasSubstr("s to copy"));
+}
 
 }  // namespace
 }  // namespace tessera
