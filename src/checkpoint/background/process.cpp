@@ -112,8 +112,9 @@ pid_t spawn(const std::string& program, int socket) {
 WriterProcess::WriterProcess(const std::string& program, const WriterHello& hello)
     : silence_(hello.silence) {
   auto [channel, theirs] = Channel::pair();
-  // dup2() of a descriptor onto itself would leave it closed in the process.
-  if (theirs.get() == kSocket) theirs = Fd(::fcntl(theirs.get(), F_DUPFD_CLOEXEC, kSocket + 1));
+  // A program may have closed its standard streams; and dup2() of a descriptor onto itself would
+  // leave it closed in the process.
+  theirs = Fd(::fcntl(theirs.get(), F_DUPFD_CLOEXEC, kSocket + 1));
   id_ = spawn(command(program), theirs.get());
   channel_.emplace(std::move(channel));
   theirs = Fd();
@@ -257,9 +258,10 @@ SaveResult WriterProcess::result(std::uint64_t number, const SaveOptions& option
       require_alive();
       continue;
     }
-    if (frame->kind == FrameKind::result && !thrown) return result_from_message(frame->content);
-    if (frame->kind == FrameKind::result || frame->kind == FrameKind::failure)
-      throw thrown ? *thrown : decode_error(frame->content);
+    if (frame->kind == FrameKind::result && thrown)
+      throw Error(*thrown).while_doing("hearing of a save that is complete all the same");
+    if (frame->kind == FrameKind::result) return result_from_message(frame->content);
+    if (frame->kind == FrameKind::failure) throw thrown ? *thrown : decode_error(frame->content);
     const auto failure = failure_of([&] { hear(*frame, options, id); });
     if (!failure || thrown) continue;
     thrown = failure;

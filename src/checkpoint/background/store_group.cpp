@@ -106,7 +106,9 @@ class StoreGroup final : public Group {
   }
 
   [[nodiscard]] bool carries_interrupts() const noexcept override { return true; }
-  void interrupt() override { put_object(message_name("interrupt", folds_, 0), {}); }
+  void interrupt() override {
+    (void)failure_of([&] { put_object(message_name("interrupt", folds_, 0), {}); });
+  }
   // A thread looks whether somebody has, until the next fold.
   [[nodiscard]] std::stop_token interrupted() override {
     const std::lock_guard lock(mutex_);

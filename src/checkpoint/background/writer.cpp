@@ -308,13 +308,17 @@ SaveResult BackgroundWriter::save_by_process(const Job& job) {
     process_->go(job.number);
     result = process_->result(job.number, job.options);
   });
-  if (!failure) {
-    agree(*group_, "saving a checkpoint by writer processes", [&] {
-      if (outcome) throw Error(*outcome);
+  auto lost = failure;
+  if (!lost) {
+    lost = failure_of([&] {
+      agree(*group_, "saving a checkpoint by writer processes", [&] {
+        if (outcome) throw Error(*outcome);
+      });
     });
-  } else if (outcome) {
-    throw with_loss(*outcome, *failure);
+    if (lost && !lost->peers().empty()) throw Error(*lost);
   }
+  // Whether the other trainers live or not: the checkpoint is there.
+  if (outcome) throw lost ? with_loss(*outcome, *lost) : Error(*outcome);
   return result;
 }
 
