@@ -253,7 +253,7 @@ std::vector<std::string> Saver::save(Training& training, const Progress& progres
     tessera::save(state, saved.where, how, group_);
     return note(saved);
   }
-  under_way_ = UnderWay{tessera::save(*writer_, state, saved.where, how), saved};
+  under_way_ = UnderWay{tessera::save(*writer_, state, saved.where, how, group_), saved};
   lines.push_back("saving " + last_ + " in the background");
   return lines;
 }

@@ -135,6 +135,9 @@ class CheckpointWriter {
   PendingSave save(const Value& tree, const Location& where, const SaveOptions& options = {},
                    SaveDone done = {});
 
+  // Of its group.
+  [[nodiscard]] int ranks() const noexcept;
+
   // Waits until all saves are decided and all callbacks have returned. Throws as save() does the
   // first error that nobody has taken. Not collective.
   void wait();

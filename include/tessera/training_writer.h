@@ -16,8 +16,12 @@ namespace [[gnu::visibility("default")]] tessera {
 
 // Saves what save() of training_state.h would save at this moment, by CheckpointWriter::save():
 // when it returns, parameters, optimizer and values may change. The ranks agree on the tree first,
-// over the group of those that a model is sharded over, and throw here what save() throws for it;
-// nothing is saved then. Collective.
+// over `group`, and throw here what save() throws for it; nothing is saved then. The group has the
+// ranks of the writer's, and is another one: Mesh::checkpoint_group(). Without it, they are those
+// that a model is sharded over, or this process alone; if the writer has others, that is
+// `invalid_argument`. Collective.
+PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,
+                 const SaveOptions& options, Group& group, SaveDone done = {});
 PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,
                  const SaveOptions& options = {}, SaveDone done = {});
 

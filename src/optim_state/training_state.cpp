@@ -131,10 +131,23 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
 }
 
 PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,
+                 const SaveOptions& options, Group& group, SaveDone done) {
+  // Else a rank could fail here, and the others begin a save that it does not begin.
+  if (group.size() != writer.ranks()) {
+    throw Error(ErrorCode::invalid_argument,
+                "the writer is of " + std::to_string(writer.ranks()) + " ranks, and " +
+                    std::to_string(group.size()) +
+                    " agree on the state: give the group of the writer's ranks")
+        .at_path(to_string(where));
+  }
+  return writer.save(agreed_tree(state, options, group), where, options, std::move(done));
+}
+
+PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,
                  const SaveOptions& options, SaveDone done) {
-  const Value tree =
-      with_group_of(state, [&](Group& group) { return agreed_tree(state, options, group); });
-  return writer.save(tree, where, options, std::move(done));
+  return with_group_of(state, [&](Group& group) {
+    return save(writer, state, where, options, group, std::move(done));
+  });
 }
 
 SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options) {

@@ -211,6 +211,13 @@ testing::Outcome carry_out(const Run& run, const testing::Below& below) {
   });
   if (board->saved < run.ranks) wrong += " nothing was saved;";
   if (wrong.empty()) wrong = checked_apart(run);
+  for (const std::atomic<pid_t>& writer : board->writers) {
+    // It has no parent to wait for it; init does.
+    const auto end = Clock::now() + kLimit;
+    while (writer > 0 && ::kill(writer, 0) == 0 && Clock::now() < end)
+      std::this_thread::sleep_for(milliseconds(5));
+    if (writer > 0 && ::kill(writer, SIGKILL) == 0) wrong += " a writer process does not end;";
+  }
   std::error_code none;
   std::filesystem::remove_all(run.directory, none);
   return {std::string(kNames[static_cast<int>(run.how)]) + ", " + std::string(to_string(run.kind)) +

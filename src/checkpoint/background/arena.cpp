@@ -72,6 +72,7 @@ void Arena::make(std::uint64_t bytes) {
   ::madvise(mapped, bytes, MADV_HUGEPAGE);  // fewer faults, where the system has such pages
   touch(memory_.get(), bytes, threads_);
   size_ = bytes;
+  ++generation_;
 }
 
 MutableByteView Arena::room(std::uint64_t bytes) {

@@ -29,8 +29,10 @@ class Arena {
   [[nodiscard]] ByteView memory() const noexcept {
     return {memory_.get(), static_cast<std::size_t>(size_)};
   }
-  // Of the memory, where it is shared. It changes when the arena grows.
-  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+  // Of the memory, where it is shared.
+  [[nodiscard]] const Fd& fd() const noexcept { return fd_; }
+  // How often memory was made, the present one the last.
+  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
 
  private:
   void make(std::uint64_t bytes);
@@ -40,6 +42,7 @@ class Arena {
   const bool is_fixed_, is_shared_;
   const int threads_;  // that touch it
   Fd fd_;
+  std::uint64_t generation_ = 0;
   std::uint64_t size_ = 0;
   std::shared_ptr<std::byte> memory_;  // null: none was made
 };

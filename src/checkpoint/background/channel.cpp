@@ -16,8 +16,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::chrono::milliseconds kMostWait{30'000};  // until the other side reads on
-constexpr std::size_t kHeadBytes = 1 + sizeof(std::uint64_t);
+constexpr std::chrono::milliseconds kBetweenQuestions{100};
+constexpr std::size_t kHeadBytes = 1 + 2 * sizeof(std::uint64_t);
 
 [[noreturn]] void refuse(const char* what) {
   throw Error(ErrorCode::io, std::string(what) + ": " + std::system_category().message(errno));
@@ -66,11 +66,13 @@ std::pair<Channel, Fd> Channel::pair() {
   return {Channel(Fd(sockets[0])), Fd(sockets[1])};
 }
 
-void Channel::send_all(ByteView bytes, int fd) const {
+void Channel::send_all(ByteView bytes, int fd, const std::function<bool()>& goes_on) const {
   while (!bytes.empty()) {
-    if (!await_event(socket_.get(), POLLOUT, kMostWait))
+    if (!await_event(socket_.get(), POLLOUT, kBetweenQuestions)) {
+      if (goes_on()) continue;
       throw Error(ErrorCode::timeout, "the other side of a writer's connection does not read");
-    iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};  // as readv() has it
+    }
+    iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};  // as writev() has it
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
@@ -85,13 +87,19 @@ void Channel::send_all(ByteView bytes, int fd) const {
   }
 }
 
-void Channel::send(FrameKind kind, ByteView content, int fd) const {
+void Channel::send(const Frame& frame, const std::function<bool()>& goes_on) const {
   Bytes bytes;
-  bytes.reserve(kHeadBytes + content.size());
-  bytes.push_back(static_cast<std::byte>(kind));
-  append_le(bytes, static_cast<std::uint64_t>(content.size()));
-  bytes.insert(bytes.end(), content.begin(), content.end());
-  send_all(bytes, fd);
+  bytes.reserve(kHeadBytes + frame.content.size());
+  bytes.push_back(static_cast<std::byte>(frame.kind));
+  append_le(bytes, frame.job);
+  append_le(bytes, static_cast<std::uint64_t>(frame.content.size()));
+  bytes.insert(bytes.end(), frame.content.begin(), frame.content.end());
+  try {
+    send_all(bytes, frame.fd.get(), goes_on);
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
 bool Channel::has_room() const {
@@ -132,7 +140,8 @@ std::optional<Frame> Channel::receive() const {
   frame.kind = static_cast<FrameKind>(head[0]);
   if (frame.kind > FrameKind::log)
     throw Error(ErrorCode::corrupt, "a writer's connection has what is no frame");
-  const auto size = load_le<std::uint64_t>(head.data() + 1);
+  frame.job = load_le<std::uint64_t>(head.data() + 1);
+  const auto size = load_le<std::uint64_t>(head.data() + 1 + sizeof(std::uint64_t));
   if (size > frame.content.max_size())
     throw Error(ErrorCode::corrupt, "a writer's connection has a frame of no size");
   frame.content.resize(static_cast<std::size_t>(size));
@@ -142,6 +151,10 @@ std::optional<Frame> Channel::receive() const {
 
 void Channel::end_sending() const noexcept {
   (void)::shutdown(socket_.get(), SHUT_WR);
+}
+
+void Channel::end() const noexcept {
+  (void)::shutdown(socket_.get(), SHUT_RDWR);
 }
 
 }  // namespace tessera

@@ -1,8 +1,10 @@
 // The connection of a trainer to its writer process: frames, and with one a file descriptor.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -32,19 +34,51 @@ enum class FrameKind : std::uint8_t {
 
 struct Frame {
   FrameKind kind{};
+  std::uint64_t job = 0;  // its number; 0: it is about none
   Bytes content;
   Fd fd;  // none: the frame has none
 };
 
-// One thread receives and any may send.
+// How long nothing was heard, as far as the waiter itself ran: of the time in which it was stopped,
+// with the other side or without it, hardly anything counts.
+class Silence {
+ public:
+  explicit Silence(std::chrono::milliseconds limit) : limit_(limit) {}
+
+  // The waiter asks about so often.
+  [[nodiscard]] std::chrono::milliseconds slice() const {
+    return std::max(limit_ / 8, std::chrono::milliseconds(1));
+  }
+  void heard() {
+    counted_ = {};
+    last_ = Clock::now();
+  }
+  [[nodiscard]] bool is_over() {
+    const auto now = Clock::now();
+    counted_ += std::min<Clock::duration>(now - last_, slice());
+    last_ = now;
+    return counted_ >= limit_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const std::chrono::milliseconds limit_;
+  Clock::duration counted_{};
+  Clock::time_point last_ = Clock::now();
+};
+
+// One thread receives and any may send, one at a time.
 class Channel {
  public:
   explicit Channel(Fd socket) : socket_(std::move(socket)) {}
   // Two that are connected. Throws `io`.
   [[nodiscard]] static std::pair<Channel, Fd> pair();
 
-  // Throws `io` when the other side has gone, or does not read for so long.
-  void send(FrameKind kind, ByteView content, int fd = -1) const;
+  // Waits for room as long as `goes_on` says so, which is asked a few times a second. Throws `io`
+  // when the other side has gone, and `timeout` when that says no. A frame that is not sent whole
+  // ends the connection.
+  void send(const Frame& frame, const std::function<bool()>& goes_on) const;
   // Whether there is room for what is sent: the other side reads.
   [[nodiscard]] bool has_room() const;
   // Whether something can be received, at the latest after `within`.
@@ -53,10 +87,11 @@ class Channel {
   [[nodiscard]] std::optional<Frame> receive() const;
   // The other side hears that nothing more is sent.
   void end_sending() const noexcept;
+  void end() const noexcept;
 
  private:
   [[nodiscard]] bool receive_all(MutableByteView bytes, Fd* fd) const;
-  void send_all(ByteView bytes, int fd) const;
+  void send_all(ByteView bytes, int fd, const std::function<bool()>& goes_on) const;
 
   Fd socket_;
 };

@@ -19,7 +19,8 @@ namespace tessera {
 
 namespace {
 
-constexpr std::uint32_t kMaxDepth = 2000;  // a save has walked the tree
+constexpr std::uint32_t kMaxDepth = 2100;  // of trees that a save has walked, and of the message
+constexpr const char* kDict = "dict";      // the persistent id of one that has a state
 
 class ArenaTreeEncoder {
  public:
@@ -31,8 +32,14 @@ class ArenaTreeEncoder {
     pickle::WriteOptions options;
     options.protocol = 4;
     options.persistent_id = [this](const Value& value, Value& id) {
-      if (!value.is(Value::Kind::tensor)) return false;
-      id = tensors_.id_of(value, true);
+      if (value.is(Value::Kind::tensor)) {
+        id = tensors_.id_of(value, true);
+      } else if (has_lost_state(value)) {
+        const auto dict = dicts_.try_emplace(value.identity(), dicts_.size()).first->second;
+        id = Value::tuple({kDict, dict, Value::dict(value.pairs()), *value.container_state()});
+      } else {
+        return false;
+      }
       return true;
     };
     const Bytes pickle = pickle::write(Value::tuple({strings_, tree}), options);
@@ -42,6 +49,12 @@ class ArenaTreeEncoder {
   }
 
  private:
+  // Python's dicts have none, so pickle leaves it out.
+  static bool has_lost_state(const Value& value) {
+    return value.is(Value::Kind::dict) && value.dict_kind() == DictKind::dict &&
+           value.container_state() != nullptr;
+  }
+
   void number(const Tensor& tensor) {
     for (const Piece& piece : tensor.pieces) {
       if (!piece.storage || !numbers_.try_emplace(piece.storage.get(), storages_.size()).second)
@@ -71,7 +84,8 @@ class ArenaTreeEncoder {
   std::map<const Storage*, std::uint64_t> numbers_;
   std::vector<const Storage*> storages_;  // by number
   MessageWriter records_;
-  Value strings_ = Value::list();  // Storage::id_strings of each
+  std::map<const void*, std::int64_t> dicts_;  // those with a state, by node
+  Value strings_ = Value::list();              // Storage::id_strings of each
   TensorEncoder tensors_{[this](const Storage& storage, MessageWriter& message) {
     message.count(numbers_.at(&storage));
   }};
@@ -89,7 +103,9 @@ class ArenaTreeDecoder {
     pickle::ReadOptions options;
     options.max_depth = kMaxDepth;
     options.keeps_compiler = true;
-    options.persistent_load = [this](const Value& id) { return tensors_.tensor_of(id, true); };
+    options.persistent_load = [this](const Value& id) {
+      return id.at(0).is(Value::Kind::string) ? dict_of(id) : tensors_.tensor_of(id, true);
+    };
     const Value all = pickle::read(message_.rest(), options).value;
     for (std::size_t i = 0; i < storages_.size(); ++i) {
       if (const auto strings = only_of(all.at(0).items().at(i)))
@@ -99,6 +115,14 @@ class ArenaTreeDecoder {
   }
 
  private:
+  Value dict_of(const Value& id) {
+    Value& known = dicts_[id.at(1).as_int()];
+    if (known.is(Value::Kind::dict)) return known;
+    known = id.at(2);
+    known.set_container_state(id.at(3));
+    return known;
+  }
+
   std::shared_ptr<Storage> read_storage() {
     static constinit std::byte nothing{};  // the memory of storages without bytes
     auto storage = std::make_shared<Storage>();
@@ -135,6 +159,7 @@ class ArenaTreeDecoder {
   const std::shared_ptr<std::byte> owner_;
   const std::shared_ptr<Pace> pace_;
   std::vector<std::shared_ptr<Storage>> storages_;  // by number
+  std::map<std::int64_t, Value> dicts_;             // likewise
   TensorDecoder tensors_{[this](MessageReader& message) { return storages_.at(message.count()); }};
 };
 

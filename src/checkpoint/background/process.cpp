@@ -111,15 +111,24 @@ pid_t spawn(const std::string& program, int socket) {
 
 WriterProcess::WriterProcess(const std::string& program, const WriterHello& hello)
     : silence_(hello.silence) {
-  auto [channel, theirs] = Channel::pair();
-  // A program may have closed its standard streams; and dup2() of a descriptor onto itself would
-  // leave it closed in the process.
-  theirs = Fd(::fcntl(theirs.get(), F_DUPFD_CLOEXEC, kSocket + 1));
-  id_ = spawn(command(program), theirs.get());
-  channel_.emplace(std::move(channel));
-  theirs = Fd();
-  channel_->send(FrameKind::hello, to_message(hello));
-  listener_ = std::thread([this] { listen(); });
+  const std::string path = command(program);
+  {
+    const NoFork moment;  // a child would hold the process's end of the connection open
+    auto [channel, theirs] = Channel::pair();
+    // A program may have closed its standard streams; and dup2() of a descriptor onto itself would
+    // leave it closed in the process.
+    theirs = Fd(::fcntl(theirs.get(), F_DUPFD_CLOEXEC, kSocket + 1));
+    id_ = spawn(path, theirs.get());
+    channel_.emplace(std::move(channel));
+  }
+  try {
+    send({FrameKind::hello, 0, to_message(hello), {}});
+    listener_ = std::thread([this] { listen(); });
+  } catch (const std::exception&) {
+    ::kill(id_, SIGKILL);
+    (void)uninterrupted([&] { return ::waitpid(id_, nullptr, 0); });
+    throw;
+  }
 }
 
 WriterProcess::~WriterProcess() {
@@ -128,40 +137,58 @@ WriterProcess::~WriterProcess() {
     return;
   }
   channel_->end_sending();
+  {
+    std::unique_lock lock(mutex_);
+    Silence silence(silence_);
+    const auto has_ended = [this] { return ended_.has_value(); };
+    while (!changed_.wait_for(lock, silence.slice(), has_ended) && !silence.is_over()) continue;
+    if (!ended_) ::kill(id_, SIGKILL);  // it was stopped, and has nothing left to do
+  }
   listener_.join();
+}
+
+void WriterProcess::hear_frames() {
+  constexpr std::chrono::milliseconds kBetweenLooks{500};
+  while (true) {
+    // Somebody else's child may have the other end open.
+    if (!channel_->await(kBetweenLooks)) {
+      int status = 0;
+      if (uninterrupted([&] { return ::waitpid(id_, &status, WNOHANG); }) == 0) continue;
+      status_ = status;
+      return;
+    }
+    auto frame = channel_->receive();
+    if (!frame) return;
+    if (frame->kind == FrameKind::log) {
+      MessageReader message(frame->content);
+      const auto level = message.number<LogLevel>();
+      log(level, message.text());
+    }
+    const std::lock_guard lock(mutex_);
+    ++heard_;
+    if (frame->kind == FrameKind::sign || frame->kind == FrameKind::log) continue;
+    if (frame->kind == FrameKind::begun) {
+      begun_ = frame->job;
+      refused_ = from_message<std::optional<Error>>(frame->content);
+    } else {
+      frames_.push_back(*std::move(frame));
+    }
+    changed_.notify_all();
+  }
 }
 
 // Until the process has ended.
 void WriterProcess::listen() {
-  const auto failure = failure_of([this] {
-    while (auto frame = channel_->receive()) {
-      if (frame->kind == FrameKind::log) {
-        MessageReader message(frame->content);
-        const auto level = message.number<LogLevel>();
-        log(level, message.text());
-        continue;
-      }
-      const std::lock_guard lock(mutex_);
-      heard_ = Clock::now();
-      if (frame->kind == FrameKind::sign) continue;
-      if (frame->kind == FrameKind::begun) {
-        MessageReader message(frame->content);
-        begun_ = message.number<std::uint64_t>();
-        refused_ = message.value<std::optional<Error>>();
-      } else {
-        frames_.push_back(*std::move(frame));
-      }
-      changed_.notify_all();
-    }
-  });
+  const auto failure = failure_of([this] { hear_frames(); });
   if (failure) ::kill(id_, SIGKILL);  // it says what nobody understands
-  std::string how = "the writer process " + std::to_string(id_);
   int status = 0;
-  const pid_t ended = uninterrupted([&] { return ::waitpid(id_, &status, 0); });
-  if (ended == id_ && WIFSIGNALED(status)) {
-    how += " was ended by signal " + std::to_string(WTERMSIG(status));
-  } else if (ended == id_ && WEXITSTATUS(status) != 0) {
-    how += " has ended with status " + std::to_string(WEXITSTATUS(status));
+  if (!status_ && uninterrupted([&] { return ::waitpid(id_, &status, 0); }) == id_)
+    status_ = status;
+  std::string how = "the writer process " + std::to_string(id_);
+  if (status_ && WIFSIGNALED(*status_)) {
+    how += " was ended by signal " + std::to_string(WTERMSIG(*status_));
+  } else if (status_ && WEXITSTATUS(*status_) != 0) {
+    how += " has ended with status " + std::to_string(WEXITSTATUS(*status_));
   } else {
     how += " has ended";
   }
@@ -175,55 +202,68 @@ void WriterProcess::require_alive() const {
   if (ended_) throw Error(ErrorCode::io, *ended_);
 }
 
+// One that does not read must not go on later with what its trainer believes lost.
+void WriterProcess::send(const Frame& frame) {
+  const std::lock_guard lock(sending_);
+  Silence silence(silence_);
+  try {
+    channel_->send(frame, [&] { return !silence.is_over(); });
+  } catch (const Error&) {
+    ::kill(id_, SIGKILL);
+    throw;
+  }
+}
+
 void WriterProcess::begin(const WriterJob& job, const Arena& arena) {
   require_alive();
-  {
-    const std::lock_guard lock(sending_);
-    if (arena.memory().size() != sent_arena_) {
-      channel_->send(FrameKind::arena,
-                     to_message(static_cast<std::uint64_t>(arena.memory().size())), arena.fd());
-      sent_arena_ = arena.memory().size();
-    }
-    channel_->send(FrameKind::job, to_message(job));
+  if (arena.generation() != sent_arena_) {
+    const auto size = static_cast<std::uint64_t>(arena.memory().size());
+    send(
+        {FrameKind::arena, 0, to_message(size), Fd(::fcntl(arena.fd().get(), F_DUPFD_CLOEXEC, 0))});
+    sent_arena_ = arena.generation();
   }
+  send({FrameKind::job, job.number, to_message(job), {}});
   std::unique_lock lock(mutex_);
   const auto is_answered = [&] { return begun_ == job.number || ended_.has_value(); };
-  if (!changed_.wait_for(lock, silence_, is_answered)) give_up(lock);
+  (void)wait(lock, {}, is_answered);
   if (ended_) throw Error(ErrorCode::io, *ended_);
   if (refused_) throw Error(*refused_);
 }
 
 void WriterProcess::go(std::uint64_t number) {
-  const std::lock_guard lock(sending_);
-  channel_->send(FrameKind::go, to_message(number));
+  send({FrameKind::go, number, {}, {}});
 }
 
 void WriterProcess::drop(std::uint64_t number) noexcept {
-  (void)failure_of([&] {
-    const std::lock_guard lock(sending_);
-    channel_->send(FrameKind::drop, to_message(number));
-  });
+  (void)failure_of([&] { send({FrameKind::drop, number, {}, {}}); });
 }
 
-// It must not go on later with what its trainer believes lost.
-void WriterProcess::give_up(std::unique_lock<std::mutex>& lock) {
-  lock.unlock();
-  ::kill(id_, SIGKILL);
-  throw Error(ErrorCode::timeout, "the writer process " + std::to_string(id_) +
-                                      " gave no sign of life for " +
-                                      std::to_string(silence_.count()) + " ms, and was killed");
+// As long as it gives signs of life. False: `stop` is requested.
+template <typename IsOver>
+bool WriterProcess::wait(std::unique_lock<std::mutex>& lock, const std::stop_token& stop,
+                         const IsOver& is_over) {
+  Silence silence(silence_);
+  std::uint64_t known = heard_;
+  while (!changed_.wait_for(lock, stop, silence.slice(), is_over)) {
+    if (stop.stop_requested()) return false;
+    if (std::exchange(known, heard_) != heard_) {
+      silence.heard();
+    } else if (silence.is_over()) {
+      lock.unlock();
+      ::kill(id_, SIGKILL);  // so that it does not go on later with what is reported lost
+      throw Error(ErrorCode::timeout, "the writer process " + std::to_string(id_) +
+                                          " gave no sign of life for " +
+                                          std::to_string(silence_.count()) + " ms, and was killed");
+    }
+  }
+  return true;
 }
 
 // Null: the process has ended, or `stop` is requested.
 std::optional<Frame> WriterProcess::next(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   const auto is_over = [this] { return !frames_.empty() || ended_.has_value(); };
-  for (auto since = Clock::now(); !changed_.wait_until(lock, stop, since + silence_, is_over);
-       since = heard_) {
-    if (stop.stop_requested()) return std::nullopt;
-    if (Clock::now() >= std::max(since, heard_) + silence_) give_up(lock);
-  }
-  if (frames_.empty()) return std::nullopt;
+  if (!wait(lock, stop, is_over) || frames_.empty()) return std::nullopt;
   Frame frame = std::move(frames_.front());
   frames_.pop_front();
   return frame;
@@ -246,18 +286,18 @@ SaveResult WriterProcess::result(std::uint64_t number, const SaveOptions& option
   const std::uint64_t id = ++last_id;
   std::optional<Error> thrown;  // by the progress hook
   std::stop_token stop = options.stop;
+  const auto ask_to_stop = [&] {
+    (void)failure_of([&] { send({FrameKind::stop, number, {}, {}}); });
+  };
   while (true) {
     const auto frame = next(stop);
-    if (!frame && stop.stop_requested()) {
-      const std::lock_guard lock(sending_);
-      (void)failure_of([&] { channel_->send(FrameKind::stop, to_message(number)); });
+    if (!frame) {
+      require_alive();
+      ask_to_stop();
       stop = {};
       continue;
     }
-    if (!frame) {
-      require_alive();
-      continue;
-    }
+    if (frame->job != number) continue;  // of one that was dropped when it had begun
     if (frame->kind == FrameKind::result && thrown)
       throw Error(*thrown).while_doing("hearing of a save that is complete all the same");
     if (frame->kind == FrameKind::result) return result_from_message(frame->content);
@@ -265,8 +305,7 @@ SaveResult WriterProcess::result(std::uint64_t number, const SaveOptions& option
     const auto failure = failure_of([&] { hear(*frame, options, id); });
     if (!failure || thrown) continue;
     thrown = failure;
-    const std::lock_guard lock(sending_);
-    (void)failure_of([&] { channel_->send(FrameKind::stop, to_message(number)); });
+    ask_to_stop();
   }
 }
 

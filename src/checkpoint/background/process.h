@@ -74,23 +74,28 @@ class WriterProcess {
 
  private:
   void listen();
-  [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock);
+  void hear_frames();
+  void send(const Frame& frame);
+  template <typename IsOver>
+  [[nodiscard]] bool wait(std::unique_lock<std::mutex>& lock, const std::stop_token& stop,
+                          const IsOver& is_over);
   [[nodiscard]] std::optional<Frame> next(const std::stop_token& stop);
   void hear(const Frame& frame, const SaveOptions& options, std::uint64_t id) const;
 
   const MadeHere made_here_;
   pid_t id_ = -1;
   std::optional<Channel> channel_;
-  std::uint64_t sent_arena_ = 0;             // its bytes
+  std::uint64_t sent_arena_ = 0;             // its generation
+  std::optional<int> status_;                // as waitpid() has it; the listener's
   const std::chrono::milliseconds silence_;  // after which it counts as lost while it is waited for
   std::mutex sending_;                       // a frame is sent whole
   mutable std::mutex mutex_;                 // guards what follows
   std::condition_variable_any changed_;
-  std::uint64_t begun_ = 0;                      // the last job that has
-  std::optional<Error> refused_;                 // what came in its place
-  std::deque<Frame> frames_;                     // of the job that goes
-  std::chrono::steady_clock::time_point heard_;  // when the last frame came
-  std::optional<std::string> ended_;             // how the process has
+  std::uint64_t begun_ = 0;           // the last job that has
+  std::optional<Error> refused_;      // what came in its place
+  std::deque<Frame> frames_;          // of the job that goes
+  std::uint64_t heard_ = 0;           // frames that came
+  std::optional<std::string> ended_;  // how the process has
   std::thread listener_;
 };
 

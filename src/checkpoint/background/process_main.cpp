@@ -1,6 +1,7 @@
 // The writer process of a CheckpointWriter: one thread hears what the trainer says, the other does
 // the saves, one after another. The trainer may end at any moment; then the process finishes the
 // saves that it has, if all ranks' writers have them too, and ends.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <deque>
 #include <filesystem>
@@ -87,10 +89,11 @@ class WriterMain {
   // Until the trainer has ended. A child that it has forked keeps its end of the connection open.
   void hear() {
     constexpr std::chrono::milliseconds kMostBetweenLooks{250};
-    const auto beat = std::chrono::milliseconds(hello_.silence / 4);
+    const auto beat = std::clamp(std::chrono::milliseconds(hello_.silence / 4),
+                                 std::chrono::milliseconds(1), kMostBetweenLooks);
     while (true) {
-      if (!channel_.await(std::min(beat, kMostBetweenLooks))) {
-        tell_in_passing(FrameKind::sign, {});
+      if (!channel_.await(beat)) {
+        tell_in_passing(FrameKind::sign, 0, {});
         if (has_trainer_gone_ || (trainer_ && !trainer_->alive())) return;
         continue;
       }
@@ -101,7 +104,7 @@ class WriterMain {
       } else if (frame->kind == FrameKind::job) {
         hear_job(frame->content);
       } else {
-        hear_word(frame->kind, from_message<std::uint64_t>(frame->content));
+        hear_word(frame->kind, frame->job);
       }
     }
   }
@@ -124,14 +127,26 @@ class WriterMain {
       job->what.tree = {};
       const bool is_near = is_on_disk(job->what.meeting);
       if (hello_.size > 1 || is_near) job->meeting = open_store(job->what.meeting);
-      if (hello_.rank == 0 && is_near) job->mark = job->meeting->hold();
+      if (hello_.rank == 0 && is_near) mark(*job);
     });
-    if (!refusal) {
-      const std::lock_guard lock(mutex_);
-      jobs_.push_back(job);
-      changed_.notify_all();
+    // A trainer that ends before it hears of the mark is one whose save() has not returned: who
+    // looks for the latest then has seen no mark, and nothing may appear later.
+    const bool is_told = tell(FrameKind::begun, job->what.number, to_message(refusal));
+    if (refusal || !is_told) return end(*job);
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(job);
+    changed_.notify_all();
+  }
+
+  // Who looks for the latest checkpoint of a run sees that one is to come, and whose.
+  void mark(HeardJob& job) const {
+    try {
+      job.mark = job.meeting->hold();
+      put(*job.meeting, kMeetingTrainer, to_bytes(hello_.trainer), IfExists::replace);
+    } catch (const Error&) {
+      // One process needs no meeting: its place alone may be open to it.
+      if (hello_.size > 1) throw;
     }
-    tell(FrameKind::begun, MessageWriter().number(job->what.number).value(refusal).take());
   }
 
   void hear_word(FrameKind kind, std::uint64_t number) {
@@ -145,11 +160,11 @@ class WriterMain {
       if (kind == FrameKind::drop) job->word = HeardJob::Word::drop;
       changed_.notify_all();
     }
-    if (kind == FrameKind::stop) job->stop.request_stop();
+    // One that is dropped may have begun, because others had met.
+    if (kind == FrameKind::stop || kind == FrameKind::drop) job->stop.request_stop();
   }
 
   void work() {
-    if (hello_.idle) run_when_idle();
     while (const auto job = next()) {
       SaveResult result;
       std::optional<Error> failure;
@@ -195,18 +210,28 @@ class WriterMain {
     SaveResult result;
     const auto failure = failure_of([&] {
       SaveOptions options = options_from_message(job.what.options);
+      const std::uint64_t number = job.what.number;
       options.stop = job.stop.get_token();
       if (job.what.hears_progress) {
-        options.progress = [this](const Progress& progress) {
-          tell_in_passing(FrameKind::progress,
+        options.progress = [this, number](const Progress& progress) {
+          tell_in_passing(FrameKind::progress, number,
                           to_message(std::pair(progress.done, progress.total)));
         };
       }
-      if (job.what.hears_events) options.events = [this](const Event& event) { tell_event(event); };
+      if (job.what.hears_events)
+        options.events = [this, number](const Event& event) { tell_event(number, event); };
       group = hello_.size == 1 ? solo_group()
                                : make_store_group(job.meeting, hello_.rank, hello_.size,
                                                   std::chrono::milliseconds(hello_.silence));
-      result = save_or_fail(std::nullopt, job.tree, job.what.place, options, *group);
+      // The threads of the group give signs of life, and so are not idle.
+      std::optional<Error> thrown;
+      std::jthread([&] {
+        if (hello_.idle) run_when_idle();
+        thrown = failure_of([&] {
+          result = save_or_fail(std::nullopt, job.tree, job.what.place, options, *group);
+        });
+      }).join();
+      if (thrown) throw Error(*thrown);
     });
     if (hello_.size > 1 && group) end_meeting(std::move(group));
     if (failure) throw Error(*failure);
@@ -220,42 +245,50 @@ class WriterMain {
                                  ", whose trainer has ended, failed: " + failure->what());
     }
     if (failure) {
-      tell(FrameKind::failure, encode_error(*failure));
+      (void)tell(FrameKind::failure, job.what.number, encode_error(*failure));
     } else {
-      tell(FrameKind::result, message_of_result(result));
+      (void)tell(FrameKind::result, job.what.number, message_of_result(result));
     }
   }
 
   // Nobody sees the save any more.
   static void end(HeardJob& job) {
+    if (job.mark) (void)failure_of([&] { job.meeting->remove(kMeetingTrainer); });
     job.mark.reset();
     std::error_code none;
     if (job.meeting && is_on_disk(job.what.meeting))
       std::filesystem::remove(without_file_scheme(job.what.meeting), none);  // if it is empty
   }
 
-  // Whoever was told may be there no more.
-  void tell(FrameKind kind, ByteView content) {
+  // Whether the trainer was told. One that was stopped is waited for.
+  bool tell(FrameKind kind, std::uint64_t job, Bytes content) {
     const std::lock_guard lock(telling_);
-    if (!is_alone_) (void)failure_of([&] { channel_.send(kind, content); });
+    return tell_now(kind, job, std::move(content));
+  }
+  bool tell_now(FrameKind kind, std::uint64_t job, Bytes content) {
+    const auto lives = [this] {
+      return !is_alone_ && !has_trainer_gone_ && (!trainer_ || trainer_->alive());
+    };
+    return lives() && !failure_of([&] {
+             channel_.send({kind, job, std::move(content), {}}, lives);
+           });
   }
   // What is worth no waiting.
-  void tell_in_passing(FrameKind kind, ByteView content) {
-    if (!is_alone_ && channel_.has_room()) tell(kind, content);
+  void tell_in_passing(FrameKind kind, std::uint64_t job, Bytes content) {
+    const std::unique_lock lock(telling_, std::try_to_lock);
+    if (lock && channel_.has_room()) (void)tell_now(kind, job, std::move(content));
   }
   void tell_log(LogLevel level, std::string_view text) {
-    if (!is_alone_) {
-      tell(FrameKind::log, MessageWriter().number(level).text(text).take());
-    } else if (level == LogLevel::warning) {
-      std::fprintf(stderr, "tessera: warning: %.*s\n", static_cast<int>(text.size()), text.data());
-    }
+    if (tell(FrameKind::log, 0, MessageWriter().number(level).text(text).take())) return;
+    if (level != LogLevel::warning) return;
+    std::fprintf(stderr, "tessera: warning: %.*s\n", static_cast<int>(text.size()), text.data());
   }
-  void tell_event(const Event& event) {
+  void tell_event(std::uint64_t job, const Event& event) {
     EventMessage message{std::string(event.job), std::string(event.phase),
                          event.checkpoint,       event.rank,
                          event.nanoseconds,      event.bytes};
     if (event.error != nullptr) message.error = *event.error;
-    tell(FrameKind::event, to_message(message));
+    (void)tell(FrameKind::event, job, to_message(message));
   }
 
   Channel channel_;
@@ -279,7 +312,9 @@ void close_what_is_not_ours(int socket) {
 }  // namespace
 
 int run_writer_process(int socket) {
+  std::signal(SIGPIPE, SIG_IGN);  // who reads the trainer's stderr may end with the trainer
   close_what_is_not_ours(socket);
+  (void)::fcntl(socket, F_SETFD, FD_CLOEXEC);
   return WriterMain(Fd(socket)).run();
 }
 

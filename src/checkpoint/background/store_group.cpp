@@ -1,7 +1,5 @@
 #include "checkpoint/background/store_group.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "checkpoint/background/channel.h"
 #include "checkpoint/open/under_way.h"
 #include "comm/confer.h"
 #include "comm/message.h"
@@ -29,8 +28,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-using RankMessage = std::pair<std::int32_t, Bytes>;
 
+constexpr std::chrono::hours kLongestWait{1};
+constexpr milliseconds kMostUntilInterrupted{1000};
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 32U;  // of a message
 
 class StoreGroup final : public Group {
@@ -41,13 +41,12 @@ class StoreGroup final : public Group {
         size_(size),
         silence_(silence),
         poll_(meeting_->has_directories() ? milliseconds(5) : milliseconds(300)),
-        place_(place_in_tree(rank, size)),
-        pulse_([this](const std::stop_token& stop) { give_signs(stop); }) {}
-
-  ~StoreGroup() override {
-    pulse_.request_stop();
-    if (watcher_.joinable()) watcher_.request_stop();
+        place_(place_in_tree(rank, size)) {
+    put_object(here_, {});
+    pulse_ = std::jthread([this](const std::stop_token& stop) { give_signs(stop); });
   }
+
+  ~StoreGroup() override { end_threads(); }
 
   [[nodiscard]] int rank() const noexcept override { return rank_; }
   [[nodiscard]] int size() const noexcept override { return size_; }
@@ -119,7 +118,7 @@ class StoreGroup final : public Group {
                            const std::stop_token& stop) mutable {
             while (!stop.stop_requested()) {
               if (is_there(name) || is_there(kMeetingBroken)) source.request_stop();
-              nap(stop, 20 * poll_);
+              nap(stop, std::min(20 * poll_, kMostUntilInterrupted));
             }
           });
     }
@@ -127,26 +126,33 @@ class StoreGroup final : public Group {
   }
   void require_peers() override { require_whole(); }
 
-  // Rank 0 waits for the others; whoever does not come is not waited for any longer than that.
+  // What a rank wrote others may still have to read, the failure of all as well. So rank 0 waits
+  // for each to end, and removes what is there if all have. Whoever does not is not waited for
+  // longer than `silence`; then what is there stays.
   void end() noexcept {
-    try {
-      if (rank_ != 0) {
-        put_object(message_name("end", 0, rank_), {});
-        return;
-      }
-      for (int other = 1; other < size_ && !broken_; ++other)
-        (void)take(message_name("end", 0, other), other);
-    } catch (const Error& error) {
-      log(LogLevel::debug, std::string("the end of a meeting: ") + error.what());
-    }
-    pulse_.request_stop();
-    pulse_.join();
+    end_threads();  // signs of life that come later would stay
     (void)failure_of([this] {
-      for (const ObjectInfo& object : meeting_->list()) meeting_->remove(object.name);
+      if (rank_ != 0) return put_object(message_name("end", 0, rank_), {});
+      Silence silence(silence_);
+      for (int other = 1; other < size_; ++other) {
+        while (!is_there(message_name("end", 0, other))) {
+          if (silence.is_over()) return;
+          std::this_thread::sleep_for(poll_);
+        }
+      }
+      for (const ObjectInfo& object : meeting_->list()) {
+        if (object.name != kMeetingTrainer) meeting_->remove(object.name);
+      }
     });
   }
 
  private:
+  void end_threads() noexcept {
+    if (watcher_.joinable()) watcher_.request_stop();
+    pulse_.request_stop();
+    if (pulse_.joinable()) pulse_.join();
+  }
+
   void require_rank(int root) const {
     if (root >= 0 && root < size_) return;
     throw Error(ErrorCode::invalid_argument,
@@ -186,11 +192,9 @@ class StoreGroup final : public Group {
   }
 
   void give_signs(const std::stop_token& stop) {
-    const sched_param none{};
-    (void)::sched_setscheduler(0, SCHED_OTHER, &none);  // its maker may run where nobody else does
     for (std::uint64_t beat = 1; !stop.stop_requested(); ++beat) {
       (void)failure_of([&] { put_object(sign_name(rank_), to_message(beat)); });
-      nap(stop, silence_ / 4);
+      nap(stop, std::max(silence_ / 4, milliseconds(1)));
     }
   }
   static std::string sign_name(int rank) { return message_name("alive", 0, rank); }
@@ -209,17 +213,31 @@ class StoreGroup final : public Group {
     throw *broken_;
   }
 
+  // Signs of life are written again and again, messages once: nobody would notice that these are
+  // gone.
+  void require_meeting() {
+    if (meeting_->exists(here_)) return;
+    fail(Error(ErrorCode::conflict, "the directory in which writer processes met was deleted")
+             .at_path(meeting_->name()));
+  }
+
   // The object that rank `from` writes.
   Bytes take(const std::string& name, int from) {
-    auto heard = Clock::now();
+    const auto begin = Clock::now();
+    Silence silence(silence_);
     std::optional<Bytes> sign;
     for (milliseconds wait = poll_ / 5;; wait = std::min(2 * wait, 10 * poll_)) {
       if (auto bytes = look(name)) return *std::move(bytes);
       require_whole();
+      require_meeting();
+      if (Clock::now() - begin >= kLongestWait) {
+        fail(Error(ErrorCode::timeout, "the writer process of rank " + std::to_string(from) +
+                                           " lives, and has said nothing for an hour"));
+      }
       if (auto now = look(sign_name(from)); now != sign) {
         sign = std::move(now);
-        heard = Clock::now();
-      } else if (Clock::now() - heard >= silence_) {
+        silence.heard();
+      } else if (silence.is_over()) {
         fail(Error(ErrorCode::peer_failed, "the writer process of rank " + std::to_string(from) +
                                                (sign ? " gives no sign of life" : " has not come") +
                                                " for " + std::to_string(silence_.count()) + " ms"));
@@ -239,6 +257,7 @@ class StoreGroup final : public Group {
   const int rank_, size_;
   const milliseconds silence_, poll_;
   const TreePlace place_;
+  const std::string here_ = message_name("here", 0, rank_);  // once it is written it stays
   std::atomic<std::uint64_t> folds_ = 0;
   std::uint64_t spreads_ = 0;
   std::optional<Error> broken_;
@@ -257,7 +276,11 @@ std::unique_ptr<Group> make_store_group(std::shared_ptr<Store> meeting, int rank
 
 bool has_met(const Store& meeting) noexcept {
   bool has_met = false;
-  (void)failure_of([&] { has_met = !meeting.list_level().empty(); });
+  (void)failure_of([&] {
+    has_met = std::ranges::any_of(meeting.list_level(), [](const ObjectInfo& object) {
+      return object.name.starts_with("here-");
+    });
+  });
   return has_met;
 }
 

@@ -15,6 +15,7 @@ namespace tessera {
 // all ranks. A rank that never comes counts from the moment at which somebody first waits for it.
 //
 // What the ranks wrote stays until end_meeting(): the last of them has to hear the last message.
+// Its maker is no idle thread: signs of life are given by threads that have its priority.
 [[nodiscard]] std::unique_ptr<Group> make_store_group(std::shared_ptr<Store> meeting, int rank,
                                                       int size, std::chrono::milliseconds silence);
 // Whether a rank has made its group there.

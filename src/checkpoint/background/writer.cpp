@@ -254,12 +254,13 @@ void BackgroundWriter::wait() {
 // they tell each other what these have said.
 
 void BackgroundWriter::start_process() {
-  WriterHello hello{.version = std::string(version()),
-                    .rank = group_->rank(),
-                    .size = group_->size(),
-                    .idle = options_.idle,
-                    .rate = options_.rate,
-                    .silence = static_cast<std::uint64_t>(options_.silence.count())};
+  WriterHello hello{
+      .version = std::string(version()),
+      .rank = group_->rank(),
+      .size = group_->size(),
+      .idle = options_.idle,
+      .rate = options_.rate,
+      .silence = static_cast<std::uint64_t>(std::min(options_.silence, kLongestEnd).count())};
   (void)failure_of([&] { hello.trainer = same_host::to_text(same_host::this_process()); });
   const auto begin = [&] {
     process_ = std::make_unique<WriterProcess>(options_.program, hello);
@@ -497,6 +498,10 @@ CheckpointWriter::~CheckpointWriter() {
 PendingSave CheckpointWriter::save(const Value& tree, const Location& where,
                                    const SaveOptions& options, SaveDone done) {
   return writer_->save(tree, where, options, std::move(done));
+}
+
+int CheckpointWriter::ranks() const noexcept {
+  return writer_->ranks();
 }
 
 void CheckpointWriter::wait() {

@@ -65,6 +65,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   [[nodiscard]] PendingSave save(const Value& tree, const Location& where,
                                  const SaveOptions& options, SaveDone done);
   void wait();
+  [[nodiscard]] int ranks() const noexcept { return group_->size(); }
   void close();
 
  private:

@@ -18,6 +18,10 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "checkpoint/open/located.h"
+#include "comm/confer.h"
+#include "comm/message.h"
+#include "comm/segment.h"
+#include "io/source.h"
 #include "storage/posix/lock.h"
 #include "storage/storage.h"
 #include "tessera/storage.h"
@@ -27,7 +31,9 @@ namespace tessera {
 
 namespace {
 
-constexpr std::array<const char*, 5> kMeetingObjects{"alive", "up", "down", "interrupt", "end"};
+constexpr std::uint64_t kMostTrainerBytes = 4096;
+constexpr std::array<const char*, 6> kMeetingObjects{"here", "alive",     "up",
+                                                     "down", "interrupt", "end"};
 
 }  // namespace
 
@@ -131,7 +137,7 @@ bool is_meeting_name(std::string_view name) {
 }
 
 bool is_meeting_object(std::string_view name) {
-  return name == kMeetingBroken ||
+  return name == kMeetingBroken || name == kMeetingTrainer ||
          std::ranges::any_of(kMeetingObjects, [name](std::string_view kind) {
            return name.starts_with(kind) && name.substr(kind.size()).starts_with('-');
          });
@@ -139,14 +145,31 @@ bool is_meeting_object(std::string_view name) {
 
 namespace {
 
-// The directories of writer processes that meet below the run, as far as these still live.
+// Whether a trainer of this host has the save there, and lives.
+bool has_trainer(const std::string& meeting) {
+  const auto failure = failure_of([&] {
+    const auto source = posix_store(meeting)->open(kMeetingTrainer);
+    const Bytes text = read_all(*source, kMostTrainerBytes);
+    if (!same_host::Watch(same_host::process_from_text(to_text(text))).alive())
+      throw Error(ErrorCode::peer_failed, "it has ended");
+  });
+  return !failure;
+}
+
+bool is_at_work(const std::string& meeting) {
+  auto locked = Locked::unknown;  // also of what somebody else may not open
+  (void)failure_of([&] { locked = is_free(meeting); });
+  return locked == Locked::no && !has_trainer(meeting);
+}
+
+// The directories in which writer processes meet below the run that lost their trainers.
 std::vector<std::string> meetings_under_way(const std::string& run) {
   std::vector<std::string> found;
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(run, none)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(kMeetingStart) && is_free(entry.path().string()) == Locked::no)
-      found.push_back(entry.path().string());
+  for (std::filesystem::directory_iterator at(run, none), end; !none && at != end;
+       at.increment(none)) {
+    if (is_meeting_name(at->path().filename().string()) && is_at_work(at->path().string()))
+      found.push_back(at->path().string());
   }
   return found;
 }
@@ -189,8 +212,12 @@ void await_own_saves(const Location& where, Looks looks, const std::stop_token& 
 void await_saves(const Location& where, Looks looks, const std::stop_token& stop) {
   if (thread_job().behind != nullptr) return;
   if (under_way.size > 0) await_own_saves(where, looks, stop);
-  if (looks == Looks::at_run && is_on_disk(where))
-    await_writer_processes(without_file_scheme(where.path), stop);
+  if (looks != Looks::at_run) return;
+  const bool is_store_of_disk = where.store && where.name.empty() && where.store->has_directories();
+  if (is_on_disk(where) || is_store_of_disk) {
+    await_writer_processes(is_store_of_disk ? where.store->name() : without_file_scheme(where.path),
+                           stop);
+  }
 }
 
 }  // namespace tessera

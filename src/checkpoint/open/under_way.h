@@ -58,8 +58,12 @@ inline constexpr std::string_view kMeetingStart = ".tessera-writer-";
 // Whether ranks that meet there call an object so: "up-1-2", or what has the failure of all.
 [[nodiscard]] bool is_meeting_object(std::string_view name);
 inline constexpr const char* kMeetingBroken = "broken";
+// The object that has the trainer of the process with the lock, as same_host::to_text() has it.
+inline constexpr const char* kMeetingTrainer = "trainer";
 
-// Waits until no save is under way there. Returns earlier once `stop`, or what HeedStop heeds, is
+// Waits until no save is under way there. Looks::at_run waits on a disk, too, for writer processes
+// whose trainer has ended: for that of one that lives, as for any save of another process, nobody
+// waits. Returns earlier once `stop`, or what HeedStop heeds, is
 // requested: callers ask for it next. Threads that themselves work for such a save do not wait
 // (ThreadJob::behind). Places are the same if their absolute paths are, links followed, or their
 // URLs; of other stores if they are one Store.
