@@ -4,12 +4,11 @@
 
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "checkpoint/open/directory.h"
-#include "checkpoint/test_support.h"
+#include "checkpoint/open/testing.h"
 #include "tessera/copy.h"
 
 namespace tessera {
@@ -20,66 +19,6 @@ using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-using Numbers = std::map<std::string, std::vector<float>>;
-
-ConvertOptions to_torch() {
-  ConvertOptions options;
-  options.to = CheckpointKind::torch_file;
-  return options;
-}
-
-// A safetensors file of vectors.
-void write_vectors(const std::string& path, const Numbers& vectors) {
-  std::vector<Value::Pair> tree;
-  for (const auto& [name, numbers] : vectors) {
-    Tensor tensor = counting({static_cast<std::int64_t>(numbers.size())},
-                             whole({static_cast<std::int64_t>(numbers.size())}), 0);
-    std::memcpy(tensor.pieces[0].storage->data, numbers.data(), numbers.size() * sizeof(float));
-    tree.emplace_back(name, Value(std::move(tensor)));
-  }
-  save(Value::dict(std::move(tree)), path, {.overwrite = true});
-}
-
-void write_map(const std::string& path, const std::map<std::string, std::string>& files) {
-  std::string text;
-  for (const auto& [name, file] : files)
-    text += std::string(text.empty() ? "" : ", ") + "\"" + name + "\": \"" + file + "\"";
-  write_text(path, R"({"metadata": {}, "weight_map": {)" + text + "}}");
-}
-
-constexpr const char* kIndexFile = "/model.safetensors.index.json";
-
-// a and b in A, c in B.
-std::string two_shards() {
-  const std::string directory = temporary_directory();
-  write_vectors(directory + "/A.safetensors", {{"a", {1, 2}}, {"b", {3}}});
-  write_vectors(directory + "/B.safetensors", {{"c", {4, 5, 6}}});
-  write_map(directory + kIndexFile,
-            {{"a", "A.safetensors"}, {"b", "A.safetensors"}, {"c", "B.safetensors"}});
-  return directory;
-}
-
-std::vector<float> numbers_of(const Checkpoint& checkpoint, const std::string& name) {
-  return floats(checkpoint.only({name}).load().at(name).as_tensor());
-}
-
-Error error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {ErrorCode::io, ""};
-}
-
-std::string state_of(const Checkpoint& checkpoint, const std::string& file) {
-  for (const FileRow& row : checkpoint.directory()) {
-    if (row.name == file) return std::string(to_string(row.state));
-  }
-  return "not there";
-}
 
 TEST(Directory, TheIndexDecidesWhereATensorLiesInTwoShards) {
   const std::string directory = two_shards();
@@ -128,20 +67,6 @@ TEST(Directory, WhatLiesInAMissingShardMattersToWhoAsks) {
   Value tree = Value::dict({{"b", counting({1}, whole({1}), 0, false)}});
   (void)load(tree, directory);
   EXPECT_EQ(floats(tree.at("b").as_tensor()), std::vector<float>{3});
-}
-
-// A safetensors file of one vector, with metadata.
-void write_one(const std::string& path, const std::string& metadata, const std::string& name,
-               const std::vector<float>& numbers) {
-  const std::size_t bytes = numbers.size() * sizeof(float);
-  const std::string header = R"({"__metadata__": )" + metadata + R"(, ")" + name +
-                             R"(": {"dtype": "F32", "shape": [)" + std::to_string(numbers.size()) +
-                             R"(], "data_offsets": [0, )" + std::to_string(bytes) + "]}}";
-  std::string file(8, '\0');
-  file[0] = static_cast<char>(header.size());  // below 256
-  file += header;
-  file.append(reinterpret_cast<const char*>(numbers.data()), bytes);
-  write_text(path, file);
 }
 
 // Its shape is what the shards reach to: without some of them it would be a smaller one.
