@@ -132,6 +132,27 @@ bool was_never_there(std::filesystem::path path) {
   return true;
 }
 
+// Where links lead, whose end has no name of an index any more where it is a blob of the Hub's
+// cache: the index is about what lies beside the last one that has.
+std::filesystem::path end_of_index_links(std::filesystem::path index) {
+  constexpr int kMostLinks = 40;  // as many as Linux follows
+  for (int i = 0; i < kMostLinks; ++i) {
+    std::error_code none;
+    const std::filesystem::path next = std::filesystem::read_symlink(index, none);
+    if (none || !safetensors::is_index(next.filename().string())) break;
+    index = index.parent_path() / next;  // `next` alone if it is absolute
+  }
+  return index;
+}
+
+// Who names a link means what it leads to, wherever that is.
+std::filesystem::path named_file(const std::string& path) {
+  const std::filesystem::path file = path;
+  return safetensors::is_index(file.filename().string())
+             ? end_of_index_links(file)
+             : std::filesystem::path(end_of_links(path));
+}
+
 // The place for a path at which there is nothing: a crash while an OLMo directory was replaced may
 // have left the old one under another name.
 Place replaced_place(const std::string& path) {
@@ -307,8 +328,7 @@ Place place_of(const Location& given) {
                 "a checkpoint is read at many places: it has to be a file, not a pipe or a device")
         .at_path(path);
   }
-  // Who names a link means what it leads to, wherever that is.
-  const std::filesystem::path file = end_of_links(path);
+  const std::filesystem::path file = named_file(path);
   Place place{posix_store(file.parent_path().string()),
               ObjectInfo{file.filename().string(), static_cast<std::uint64_t>(status.st_size)}};
   // An index stands for all of its directory.

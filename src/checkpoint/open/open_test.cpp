@@ -225,5 +225,26 @@ TEST(Map, NamesStayUnique) {
   EXPECT_EQ(code_of([&] { convert(doubled(source), root + "/b", how); }), ErrorCode::unsupported);
 }
 
+// In a cache of the Hub all files are links to blobs, whose names say nothing of an index.
+TEST(Open, AnIndexThatIsALinkToABlobIsOfItsDirectory) {
+  namespace fs = std::filesystem;
+  const std::string model = temporary_directory() + "/models--o--m";
+  const std::string snapshot = model + "/snapshots/c0ffee";
+  fs::create_directories(model + "/blobs");
+  fs::create_directories(snapshot);
+  save(Value::dict({{"a", numbered(1)}}), model + "/blobs/w.safetensors");
+  fs::rename(model + "/blobs/w.safetensors", model + "/blobs/123");
+  write_text(model + "/blobs/456", R"({"metadata": {}, "weight_map": {"a": "A.safetensors"}})");
+  fs::create_symlink("../../blobs/123", snapshot + "/A.safetensors");
+  const std::string index = snapshot + "/model.safetensors.index.json";
+  fs::create_symlink("../../blobs/456", index);
+  EXPECT_EQ(Checkpoint::open(index).names(), Names{"a"});
+  EXPECT_EQ(Checkpoint::open(index).path, snapshot);
+  // Also by a link from elsewhere, which means what it leads to.
+  const std::string link = temporary_directory() + "/m.safetensors.index.json";
+  fs::create_symlink(index, link);
+  EXPECT_EQ(Checkpoint::open(link).names(), Names{"a"});
+}
+
 }  // namespace
 }  // namespace tessera
