@@ -322,6 +322,7 @@ Checkpoint open_torch_directory(const std::shared_ptr<Store>& store,
   Checkpoint checkpoint = choice.index.empty()
                               ? open_torch(store, choice.files.at(0), options)
                               : open_set(store, choice.index, choice.near, options);
+  checkpoint.path = store->name();  // of whatever else lies there something is said, too
   if (!choice.missing.empty()) {
     remark_missing(missing_sources(choice.missing, store), checkpoint);
     settle_missing(options.partial, checkpoint);
