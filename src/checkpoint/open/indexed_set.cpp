@@ -67,6 +67,12 @@ Totals totals_of(const safetensors::Index& index, std::vector<Leaf> leaves) {
 
 }  // namespace
 
+bool is_telling(std::string_view name, const SetNames& names) {
+  if (name.empty() || name.find('/') != std::string_view::npos) return false;
+  return name == names.usual || name.ends_with(names.index_suffix) ||
+         std::ranges::find(names.others, name) != names.others.end();
+}
+
 std::string find_index(const std::vector<ObjectInfo>& files, const SetNames& names,
                        const Store& store) {
   std::vector<std::string> found;
@@ -298,10 +304,8 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::string& name
 }  // namespace
 
 bool has_torch_set(const std::vector<ObjectInfo>& files) {
-  return std::ranges::any_of(files, [](const ObjectInfo& file) {
-    return file.name == kTorchSet.usual || (file.name.find('/') == std::string::npos &&
-                                            file.name.ends_with(kTorchSet.index_suffix));
-  });
+  return std::ranges::any_of(
+      files, [](const ObjectInfo& file) { return is_telling(file.name, kTorchSet); });
 }
 
 Checkpoint open_torch_index(const std::shared_ptr<Store>& store, const std::string& index,

@@ -2,6 +2,7 @@
 // they are, and whether these have what the index says.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,11 +24,19 @@ struct SetNames {
   std::string_view index_suffix;  // of indices
   std::string_view usual;         // the file that is a model alone
   std::string_view usual_index;   // the index that counts where there are several
+  // What other programs look for where it is not there; empty: nothing.
+  std::array<std::string_view, 2> others = {};
 };
 inline constexpr SetNames kSafetensorsSet{".safetensors", safetensors::kIndexSuffix,
                                           "model.safetensors", "model.safetensors.index.json"};
-inline constexpr SetNames kTorchSet{".bin", safetensors::kTorchIndexSuffix, "pytorch_model.bin",
-                                    "pytorch_model.bin.index.json"};
+// The others: diffusers, peft. Unlike a .safetensors, a .bin may be anything.
+inline constexpr SetNames kTorchSet{".bin",
+                                    safetensors::kTorchIndexSuffix,
+                                    "pytorch_model.bin",
+                                    "pytorch_model.bin.index.json",
+                                    {"diffusion_pytorch_model.bin", "adapter_model.bin"}};
+// Whether the file is one of these alone, or an index, by its name.
+[[nodiscard]] bool is_telling(std::string_view name, const SetNames& names);
 
 using FileByName = std::map<std::string, ObjectInfo>;
 // The files that an index names.

@@ -170,7 +170,7 @@ void require_own_open(const Store& store) {
 bool holds_checkpoint(const std::vector<ObjectInfo>& files) {
   return std::ranges::any_of(files, [](const ObjectInfo& file) {
     return has_known_name(file.name) || is_safetensors(file.name) ||
-           file.name.ends_with(kTorchSet.index_suffix);
+           is_telling(file.name, kTorchSet);
   });
 }
 

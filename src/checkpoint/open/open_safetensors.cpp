@@ -454,7 +454,11 @@ Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std
 
 bool has_safetensors(const std::vector<ObjectInfo>& files) {
   // An adapter to a model of torch.save, or that in another form, is beside the model.
-  if (has_torch_set(files) && !has_own_form(files, kSafetensorsSet)) return false;
+  const auto is_of_torch = [](const ObjectInfo& file) {
+    return is_telling(file.name, kTorchSet) && !is_other_form(file.name);
+  };
+  if (std::ranges::any_of(files, is_of_torch) && !has_own_form(files, kSafetensorsSet))
+    return false;
   return std::ranges::any_of(files, [](const ObjectInfo& file) {
     return file.name.find('/') == std::string::npos &&
            (file.name.ends_with(kSafetensorsSuffix) ||
@@ -481,9 +485,13 @@ Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
     checkpoint.world_size = ranks_of(choice.files);
   }
   for (const ObjectInfo& file : choice.near) {
-    if (file.name != kTorchSet.usual && !file.name.ends_with(kTorchSet.index_suffix)) continue;
-    choice.remarks.push_back(
-        {file.name, FileState::superseded, "safetensors files are read", file.size});
+    if (!is_telling(file.name, kTorchSet)) continue;
+    if (is_other_form(file.name) && has_own_form(choice.near, kSafetensorsSet)) {
+      choice.remarks.push_back({file.name, FileState::not_part, kBeside, file.size});
+    } else {
+      choice.remarks.push_back(
+          {file.name, FileState::superseded, "safetensors files are read", file.size});
+    }
   }
   remark(std::move(choice.remarks), checkpoint);
   return checkpoint;

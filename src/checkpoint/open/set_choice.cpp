@@ -97,7 +97,6 @@ void choose_rank(const OpenOptions& options, const SetNames& names, const Store&
 
 // Of files without an index.
 void choose_files(const SetNames& names, const Store& store, SetChoice& choice) {
-  const auto is_usual = [&](const ObjectInfo& file) { return file.name == names.usual; };
   const auto is_of_rank = [&](const ObjectInfo& file) {
     return rank_part_of(file.name, names).has_value();
   };
@@ -105,9 +104,11 @@ void choose_files(const SetNames& names, const Store& store, SetChoice& choice) 
   const auto is_shown = [](const ObjectInfo& file) { return !is_hidden(file.name); };
   if (Files shown = those(choice.files, is_shown); !shown.empty())
     move_aside(choice.files, std::move(shown), "a hidden file", choice);
-  if (Files usual = those(choice.files, is_usual); !usual.empty()) {
-    move_aside(choice.files, std::move(usual), std::string(names.usual) + " is the model", choice);
-    return;
+  for (const std::string_view name : {names.usual, names.others[0], names.others[1]}) {
+    Files own = those(choice.files, [name](const ObjectInfo& file) { return file.name == name; });
+    if (own.empty()) continue;
+    const char* const what = is_other_form(name) ? " is the adapter" : " is the model";
+    return move_aside(choice.files, std::move(own), std::string(name) + what, choice);
   }
   if (std::ranges::any_of(choice.files, is_of_rank)) {
     throw Error(ErrorCode::unsupported,

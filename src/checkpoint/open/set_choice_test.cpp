@@ -15,10 +15,47 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using testing::Contains;
+using testing::HasSubstr;
 
 // A file of torch.save with one vector.
 void write_torch(const std::string& path, const std::string& name, float first) {
   save(Value::dict({{name, counting({2}, whole({2}), first)}}), path);
+}
+
+// As peft, and as diffusers.
+TEST(SetChoice, AnAdapterOfTorchIsReadWhereNoModelIs) {
+  for (const std::string name : {"adapter_model.bin", "diffusion_pytorch_model.bin"}) {
+    const std::string directory = temporary_directory();
+    write_torch(directory + "/" + name, "a", 1);
+    write_torch(directory + "/training_args.bin", "b", 9);
+    const auto checkpoint = Checkpoint::open(directory);
+    EXPECT_EQ(checkpoint.kind, CheckpointKind::torch_file);
+    EXPECT_EQ(numbers_of(checkpoint, "a"), (std::vector<float>{1, 2}));
+    EXPECT_EQ(state_of(checkpoint, name), "used");
+    EXPECT_EQ(state_of(checkpoint, "training_args.bin"), "not part of it");
+    EXPECT_TRUE(verify(directory).findings.empty());
+  }
+}
+
+TEST(SetChoice, AnAdapterOfTorchIsBesideAModel) {
+  const std::string directory = temporary_directory();
+  write_torch(directory + "/adapter_model.bin", "a", 1);
+  write_vectors(directory + "/adapter_model.safetensors", {{"b", {3}}});
+  const auto adapter = Checkpoint::open(directory);
+  EXPECT_EQ(adapter.names(), std::vector<std::string>{"b"});
+  EXPECT_EQ(state_of(adapter, "adapter_model.bin"), "superseded");
+  write_torch(directory + "/pytorch_model.bin", "c", 1);
+  const auto torch = Checkpoint::open(directory);
+  EXPECT_EQ(torch.names(), std::vector<std::string>{"c"});
+  EXPECT_EQ(state_of(torch, "adapter_model.bin"), "not part of it");
+  EXPECT_EQ(state_of(torch, "adapter_model.safetensors"), "not part of it");
+  write_vectors(directory + "/model.safetensors", {{"d", {4}}});
+  const auto model = Checkpoint::open(directory);
+  EXPECT_EQ(model.names(), std::vector<std::string>{"d"});
+  EXPECT_EQ(state_of(model, "adapter_model.bin"), "not part of it");
+  EXPECT_EQ(state_of(model, "pytorch_model.bin"), "superseded");
+  EXPECT_THAT(model.warnings, Contains(HasSubstr("adapter_model.bin")));
 }
 
 TEST(SetChoice, TheTableOfOneFileOfTorchHasWhatLiesBeside) {
