@@ -91,6 +91,14 @@ Error reworded(const Error& error, std::string text) {
   return told;
 }
 
+Error all_of(const std::vector<Error>& faults) {
+  if (faults.size() == 1) return faults.front();
+  Named others;
+  for (std::size_t i = 1; i < faults.size(); ++i)
+    others.add(printable(faults[i].path(), 300) + ": " + faults[i].message());
+  return reworded(faults.front(), faults.front().message() + "; and " + others.text());
+}
+
 Error without_offers(const Error& error,
                      const std::function<bool(const std::string& option)>& has) {
   constexpr std::array<std::string_view, 4> kOffers{"--partial", "--ignore-index", "--rank",

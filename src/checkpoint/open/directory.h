@@ -23,6 +23,8 @@ void remark(std::vector<FileRow> rows, Checkpoint& checkpoint);
 
 // The error with another text, of what one rank alone found.
 [[nodiscard]] Error reworded(const Error& error, std::string text);
+// The first of several errors, with what the others say.
+[[nodiscard]] Error all_of(const std::vector<Error>& faults);
 // The error without the ways on that it offers ("; --partial takes what is there") by options that
 // the caller does not have. For callers that have none of them `has` is empty.
 [[nodiscard]] Error without_offers(const Error& error,

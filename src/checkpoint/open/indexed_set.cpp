@@ -269,6 +269,26 @@ void leave_out_values(const std::vector<Leaf>& leaves, const safetensors::Index&
   }
 }
 
+// By file. All files that are cut short are told.
+std::map<std::string, Value> trees_of(const std::shared_ptr<Store>& store, const FileByName& files,
+                                      const OpenOptions& options, Checkpoint& checkpoint) {
+  std::map<std::string, Value> trees;
+  std::vector<Error> cut;
+  const auto open = std::make_shared<OpenFiles>();
+  for (const auto& [name, file] : files) {
+    try {
+      const auto source = std::make_shared<LazySource>(store, file, open);
+      trees.emplace(
+          name, read_torch_tree(source, store->name() + "/" + name, options, checkpoint.warnings));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::incomplete) throw;
+      cut.push_back(error);
+    }
+  }
+  if (!cut.empty()) throw all_of(cut);
+  return trees;
+}
+
 // `present`: what is beside the index.
 Checkpoint open_set(const std::shared_ptr<Store>& store, const std::string& name,
                     const std::vector<ObjectInfo>& present, const OpenOptions& options) {
@@ -278,13 +298,9 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::string& name
   checkpoint.kind = CheckpointKind::torch_file;
   checkpoint.path = store->name();
   Pairs pairs;
-  const auto open = std::make_shared<OpenFiles>();
-  for (const auto& [file_name, file] : named.here) {
-    const std::string path = store->name() + "/" + file_name;
-    add_pairs(read_torch_tree(std::make_shared<LazySource>(store, file, open), path, options,
-                              checkpoint.warnings),
-              file_name, path, index, pairs);
-    checkpoint.files.push_back(file);
+  for (const auto& [file_name, tree] : trees_of(store, named.here, options, checkpoint)) {
+    add_pairs(tree, file_name, store->name() + "/" + file_name, index, pairs);
+    checkpoint.files.push_back(named.here.at(file_name));
   }
   checkpoint.root = Value::dict(std::move(pairs.all));
   checkpoint.leaves = leaves_of(*checkpoint.root);

@@ -221,15 +221,6 @@ void add_metadata(const SetFile& file, Checkpoint& checkpoint) {
   }
 }
 
-// The first of several errors, with what the others say.
-Error all_of(const std::vector<Error>& faults) {
-  if (faults.size() == 1) return faults.front();
-  Named others;
-  for (std::size_t i = 1; i < faults.size(); ++i)
-    others.add(printable(faults[i].path(), 300) + ": " + faults[i].message());
-  return reworded(faults.front(), faults.front().message() + "; and " + others.text());
-}
-
 // All files that are cut short are told.
 std::vector<SetFile> read_set(const std::shared_ptr<Store>& store,
                               const std::vector<ObjectInfo>& files, const OpenOptions& options) {

@@ -95,6 +95,17 @@ TEST(TorchSet, FilesThatContradictTheIndex) {
   EXPECT_EQ(verify(more).findings.size(), 1U);
 }
 
+// The first is the error's, the others stand in its text.
+TEST(TorchSet, EachFileThatIsCutShortIsTold) {
+  const std::string directory = made();
+  for (const char* file : {kFirst, kSecond})
+    fs::resize_file(directory + file, fs::file_size(directory + file) / 2);
+  const Error error = error_of([&] { (void)Checkpoint::open(directory); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_NE(error.path().find(kFirst), std::string::npos) << error.what();
+  EXPECT_NE(error.message().find(kSecond), std::string::npos) << error.what();
+}
+
 TEST(TorchSet, OneFileBesideTheIndexThatDoesNotNameIt) {
   const std::string directory = made();
   save(Value::dict({{"d", tensor(0)}}), directory + "/pytorch_model.bin");
