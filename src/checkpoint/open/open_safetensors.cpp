@@ -398,10 +398,12 @@ std::string advice_on_others(const std::shared_ptr<Store>& store, const safetens
   for (const auto& [tensor, file] : index.files) named.insert(file);
   std::size_t files = 0;
   const auto open = std::make_shared<OpenFiles>();
+  OpenOptions how = options;  // what else is wrong with them, and has a way on, is said then
+  how.accept = {std::string(kTrailingBytes)};
   for (const ObjectInfo& info : present) {
     if (!info.name.ends_with(kSafetensorsSuffix) || named.contains(info.name)) continue;
     try {
-      const SetFile file = read_set_file(store, info, options, open);
+      const SetFile file = read_set_file(store, info, how, open);
       ++files;
       for (const safetensors::Entry& entry : file.header.entries) {
         if (index.files.contains(entry.name)) found.insert(entry.name);

@@ -73,5 +73,21 @@ TEST(SetChoice, TheTableOfOneFileOfTorchHasWhatLiesBeside) {
   EXPECT_EQ(file.directory().size(), 1U);
 }
 
+// Two faults, each with its way on.
+TEST(SetChoice, AnIndexOfNothingBesideFilesWithTrailingBytes) {
+  const std::string directory = two_shards();
+  fs::rename(directory + "/A.safetensors", directory + "/one.safetensors");
+  fs::rename(directory + "/B.safetensors", directory + "/two.safetensors");
+  write_text(directory + "/two.safetensors", text_of(directory + "/two.safetensors") + "tail");
+  const auto refusal = [&](const OpenOptions& options) {
+    return error_of([&] { (void)Checkpoint::open(directory, options); });
+  };
+  EXPECT_THAT(refusal({}).message(), HasSubstr("hold all 3 tensors: --ignore-index"));
+  EXPECT_THAT(refusal({.ignore_index = true}).message(), HasSubstr("--accept trailing-bytes"));
+  const auto checkpoint =
+      Checkpoint::open(directory, {.ignore_index = true, .accept = {"trailing-bytes"}});
+  EXPECT_EQ(numbers_of(checkpoint, "c"), (std::vector<float>{4, 5, 6}));
+}
+
 }  // namespace
 }  // namespace tessera
