@@ -192,6 +192,17 @@ std::vector<std::size_t> needed_chunks(const dcp::Entry& entry) {
   return needed;
 }
 
+// The same, and without those of a tensor without elements whose files are missing: nobody reads
+// anything of it. The files are told all the same.
+std::vector<std::size_t> chunks_to_read(const dcp::Entry& entry, DataFiles& files) {
+  std::vector<std::size_t> chunks = needed_chunks(entry);
+  if (numel(entry.shape) == 0) {
+    std::erase_if(chunks,
+                  [&](std::size_t chunk) { return !files.is_here(entry.chunks.item(chunk)); });
+  }
+  return chunks;
+}
+
 Shape shape_of(std::span<const std::int64_t> numbers) {
   return {numbers.begin(), numbers.end()};
 }
@@ -216,7 +227,7 @@ void require_covered(const dcp::Entry& entry, const std::vector<std::size_t>& ch
 
 void add_tensor(const dcp::Entry& entry, DataFiles& files, CatalogWriter& catalog) {
   catalog.add_tensor(entry);
-  const std::vector<std::size_t> needed = needed_chunks(entry);
+  const std::vector<std::size_t> needed = chunks_to_read(entry, files);
   auto next = needed.begin();
   for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
     if (next == needed.end() || *next != i) {
@@ -274,7 +285,7 @@ void add_digests(std::vector<CatalogFile>& files, DigestsByName& digests) {
 // that every missing file is told.
 bool is_here(const dcp::Entry& entry, DataFiles& files) {
   if (!entry.is_tensor) return files.is_here(view_of(entry.item));
-  const std::vector<std::size_t> needed = needed_chunks(entry);
+  const std::vector<std::size_t> needed = chunks_to_read(entry, files);
   return std::ranges::count_if(needed, [&](std::size_t chunk) {
            return !files.is_here(entry.chunks.item(chunk));
          }) == 0;

@@ -129,6 +129,7 @@ void OpenedDcp::give_pieces(std::size_t leaf) {
   tensor.pieces.clear();
   tensor.pieces.reserve(chunks.size());
   for (std::size_t i = 0; i < chunks.size(); ++i) add_piece(tensor, chunks, i);
+  if (chunks.size() == 0 && numel(tensor.shape) == 0) tensor.pieces.push_back(empty_piece(tensor));
 }
 
 void OpenedDcp::give_pieces(std::size_t leaf, std::span<const Slice> wanted) {

@@ -10,6 +10,7 @@
 #include "base/parallel.h"
 #include "base/text.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/read/missing.h"
 #include "checkpoint/read/storage_checks.h"
 #include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
@@ -65,14 +66,6 @@ bool before(const Slice& a, const Slice& b) {
   const Box& box = std::get<Box>(a);
   const Box& other = std::get<Box>(b);
   return std::tie(box.offsets, box.sizes) < std::tie(other.offsets, other.sizes);
-}
-
-// A piece for a tensor without elements.
-Piece empty_piece(const Tensor& tensor) {
-  auto nothing = std::make_shared<Storage>();
-  nothing->dtype = tensor.dtype;
-  nothing->source = memory_source({}, "no elements");
-  return Piece{whole(tensor.shape), std::move(nothing), 0, {}, -1};
 }
 
 // The first of the pieces of one slice stays. Returns the others.

@@ -8,6 +8,7 @@
 #include "layout/boxes.h"
 #include "layout/plan.h"
 #include "tessera/error.h"
+#include "tessera/io.h"
 #include "value/equality.h"
 #include "value/inner_tensors.h"
 #include "value/render.h"
@@ -54,6 +55,13 @@ Value missing_value(std::shared_ptr<const LazySource> file, bool is_tensor) {
   byte.pieces.push_back(Piece{whole(byte.shape), std::move(storage), 0, {}, -1});
   return Value::object({.callable = Value::global(kModule, kName),
                         .arguments = Value::tuple({Value(std::move(byte)), Value(is_tensor)})});
+}
+
+Piece empty_piece(const Tensor& tensor) {
+  auto nothing = std::make_shared<Storage>();
+  nothing->dtype = tensor.dtype;
+  nothing->source = memory_source({}, "no elements");
+  return Piece{whole(tensor.shape), std::move(nothing), 0, {}, -1};
 }
 
 bool is_missing(const Piece& piece) {

@@ -21,6 +21,9 @@ namespace tessera {
 // Whether it made it of a tensor.
 [[nodiscard]] bool is_missing_tensor(const Value& value);
 
+// What stands for a tensor without elements, of which no file has anything.
+[[nodiscard]] Piece empty_piece(const Tensor& tensor);
+
 // Whether the piece lies in a missing file.
 [[nodiscard]] bool is_missing(const Piece& piece);
 // A missing file that bytes of the value lie in; null: all are there.

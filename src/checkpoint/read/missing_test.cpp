@@ -1,0 +1,58 @@
+// What of a checkpoint can be read where files of it are missing.
+#include "checkpoint/read/missing.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/test_support.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using testing::Contains;
+using testing::HasSubstr;
+
+// A DCP directory with one of its files away.
+std::string with_missing_file(const Value& tree) {
+  const std::string directory = temporary_directory() + "/c";
+  save(tree, directory);
+  for (const std::string& name : names_in(directory))
+    if (name.ends_with(".distcp")) std::filesystem::remove(directory + "/" + name);
+  return directory;
+}
+
+// As torch's loader, which has nothing to read of it.
+TEST(Missing, ATensorWithoutElementsNeedsNoFile) {
+  const Shape none{0, 3};
+  const std::string directory = with_missing_file(Value::dict(
+      {{"a", counting({2}, whole({2}), 1)}, {"empty", counting(none, whole(none), 0)}}));
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(checkpoint.tensor("empty").shape, none);
+  EXPECT_EQ(checkpoint.only({"empty"}).load().at("empty").as_tensor().shape, none);
+  EXPECT_EQ(code_of([&] { (void)checkpoint.only({"a"}).load(); }), ErrorCode::incomplete);
+  const Checkpoint partial = Checkpoint::open(directory, {.partial = true});
+  EXPECT_EQ(partial.names(), std::vector<std::string>{"empty"});
+  EXPECT_THAT(partial.warnings, Contains(HasSubstr("left out: a")));
+  for (const auto& [target, kind] : {std::pair("/a.pt", CheckpointKind::torch_file),
+                                     std::pair("/a.safetensors", CheckpointKind::safetensors),
+                                     std::pair("/a", CheckpointKind::dcp)}) {
+    ConvertOptions options;
+    options.to = kind;
+    options.open.partial = true;
+    const std::string path = temporary_directory() + target;
+    (void)convert(directory, path, options);
+    const Checkpoint made = Checkpoint::open(path);
+    EXPECT_EQ(made.tensor("empty").shape, none) << target;
+  }
+  Value tree = Value::dict({{"empty", counting(none, whole(none), 0, false)}});
+  (void)load(tree, directory);
+  run_ranks(2, [&](Group& group) { (void)load(tree, directory, group); });
+}
+
+}  // namespace
+}  // namespace tessera
