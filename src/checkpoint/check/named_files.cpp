@@ -102,9 +102,13 @@ std::vector<NamedFile> named_files(const Checkpoint& checkpoint) {
   for (const ObjectInfo& file : checkpoint.files) {
     auto naming = naming_of_file(*checkpoint.store, file.name);
     if (!naming) continue;
-    const auto source = sources.find(checkpoint.store->open(file.name)->name());
-    if (source != sources.end())
-      named.push_back({source->second, std::move(naming->digest), std::move(naming->by)});
+    const auto whole = checkpoint.store->open(file.name);
+    const auto source = sources.find(whole->name());
+    if (source == sources.end()) continue;
+    // Tensors may lie in less: bytes behind their end are of the file, too.
+    const bool is_all = source->second->size() == whole->size();
+    named.push_back(
+        {is_all ? source->second : whole, std::move(naming->digest), std::move(naming->by)});
   }
   return named;
 }

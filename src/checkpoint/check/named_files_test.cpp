@@ -65,6 +65,20 @@ void expect_checked(const std::string& path, CheckedBy by, std::uint64_t bytes) 
   EXPECT_EQ(report.bytes_unchecked, is_checked ? 0 : bytes);
 }
 
+// A blob is all of its file, be it that no tensor lies in its last bytes.
+TEST(NamedFiles, BytesBehindTheLastTensorAreOfTheBlob) {
+  const std::string content = foreign_file() + "tail";
+  const std::string path = cached(sha_of(Sha::sha256, content), content) + "/model.safetensors";
+  const VerifyOptions accepting{.open = {.accept = {"trailing-bytes"}}};
+  const VerifyReport report = verify(path, accepting);
+  ASSERT_TRUE(report.findings.empty()) << report.findings[0].text;
+  EXPECT_EQ(report.bytes, content.size());
+  std::string flipped = content;
+  flipped.back() ^= 1;
+  const std::string damaged = cached(sha_of(Sha::sha256, content), flipped) + "/model.safetensors";
+  EXPECT_EQ(verify(damaged, accepting).findings.size(), 1U);
+}
+
 void expect_damage(const std::string& path, const std::string& digest) {
   const VerifyReport report = verify(path);
   ASSERT_EQ(report.findings.size(), 1U) << path;
