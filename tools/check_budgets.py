@@ -35,6 +35,7 @@ SHORT = {
     "src/cli/": "a file a command",
     "src/format/exported/exported.h": "what the format offers",
     "src/format/safetensors/safetensors.h": "what the format offers",
+    "src/format/zip/last_end.cpp": "asked of files that are no archives as they are",
     "src/fsdp/step/call.cpp": "what every call of a wrapped module does: one looks for it there",
     "src/fsdp/step/profiler_range.h": "libtorch's profiler, in no other header",
     "src/fsdp/unit/unit_schedule.h": "what a unit knows of its schedule, which stands in a room above",

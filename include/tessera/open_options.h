@@ -24,7 +24,7 @@ struct OpenOptions {
   // (vLLM's sharded state): those of this rank.
   std::optional<int> rank = {};
   // Faults to pass over, with a warning; another word is `invalid_argument`. "trailing-bytes":
-  // bytes behind the last tensor of a safetensors file.
+  // bytes behind the last tensor of a safetensors file, or behind the end of a zip of torch.save.
   std::vector<std::string> accept = {};
 };
 

@@ -42,7 +42,8 @@ def open(
 
     What lies in a file that is missing is incomplete for who asks for it; with `partial` it is left out. With
     `ignore_index` the files of a set say what they hold, not its index. `rank` chooses among files that ranks wrote under
-    the same names (vLLM). `accept` has faults to pass over: "trailing-bytes" behind the last tensor of a safetensors file.
+    the same names (vLLM). `accept` has faults to pass over: "trailing-bytes" behind the last tensor of a safetensors file,
+    or behind the end of one of torch.save.
 
     >>> import tessera
     >>> with tessera.open(example) as checkpoint:

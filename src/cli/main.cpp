@@ -77,7 +77,7 @@ void add_presence(CLI::App& command, OpenOptions& open) {
       ->check(CLI::Range(0, 1 << 20));
   one_of(one_each(command.add_option("--accept", open.accept,
                                      "a fault to pass over: bytes behind the last tensor of a "
-                                     "safetensors file")),
+                                     "safetensors file, or behind the end of one of torch.save")),
          {"trailing-bytes"});
 }
 

@@ -277,7 +277,8 @@ std::map<std::string, Value> trees_of(const std::shared_ptr<Store>& store, const
   const auto open = std::make_shared<OpenFiles>();
   for (const auto& [name, file] : files) {
     try {
-      const auto source = std::make_shared<LazySource>(store, file, open);
+      const auto source =
+          without_tail(std::make_shared<LazySource>(store, file, open), options, checkpoint);
       trees.emplace(
           name, read_torch_tree(source, store->name() + "/" + name, options, checkpoint.warnings));
     } catch (const Error& error) {

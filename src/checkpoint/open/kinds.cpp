@@ -41,8 +41,11 @@ static_assert(rows_are_in_order());
 void require_presence_used(const OpenOptions& options, CheckpointKind kind,
                            const std::string& path) {
   const bool is_safetensors = kind == CheckpointKind::safetensors;
+  const bool may_trail =
+      is_safetensors || is_one_of(kind, CheckpointKind::torch_file, CheckpointKind::torchscript,
+                                  CheckpointKind::exported);
   if (options.rank && !is_safetensors) refuse_option("--rank", kind, path);
-  if (!options.accept.empty() && !is_safetensors) refuse_option("--accept", kind, path);
+  if (!options.accept.empty() && !may_trail) refuse_option("--accept", kind, path);
   if (options.ignore_index && !is_safetensors && kind != CheckpointKind::torch_file)
     refuse_option("--ignore-index", kind, path);
 }

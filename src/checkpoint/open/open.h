@@ -10,6 +10,8 @@
 
 namespace tessera {
 
+class LazySource;
+
 // The place where a checkpoint is.
 struct Place {
   std::shared_ptr<Store> store;
@@ -47,6 +49,11 @@ void require_whole(const Value& tree, const std::string& path);
 [[nodiscard]] Value read_torch_tree(const std::shared_ptr<const ByteSource>& file,
                                     const std::string& path, const OpenOptions& options,
                                     std::vector<std::string>& warnings);
+// The file as the options ask for it: without what follows its archive, on which there is a remark
+// then.
+[[nodiscard]] std::shared_ptr<const ByteSource> without_tail(std::shared_ptr<const LazySource> file,
+                                                             const OpenOptions& options,
+                                                             Checkpoint& checkpoint);
 // With modules as they were pickled, whose every tensor belongs to the files; as Checkpoint::open
 // has them where that is `unsafe`.
 [[nodiscard]] Checkpoint open_as_pickled(const Location& where, OpenOptions options);

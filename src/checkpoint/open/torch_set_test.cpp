@@ -106,6 +106,44 @@ TEST(TorchSet, EachFileThatIsCutShortIsTold) {
   EXPECT_NE(error.message().find(kSecond), std::string::npos) << error.what();
 }
 
+void append(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::app | std::ios::binary) << bytes;
+}
+
+// torch.load goes by the last end record that it finds.
+TEST(TorchSet, BytesBehindTheEndOfAnArchiveCanBePassedOver) {
+  const std::string directory = made();
+  append(directory + kSecond, std::string(16, '\0'));
+  const OpenOptions accepting{.accept = {"trailing-bytes"}};
+  for (const std::string& path : {directory, directory + kTorchIndex, directory + kSecond}) {
+    const Error error = error_of([&] { (void)Checkpoint::open(path); });
+    EXPECT_EQ(error.code(), ErrorCode::corrupt);
+    EXPECT_NE(error.message().find("16 bytes after the end of the zip archive; --accept "
+                                   "trailing-bytes passes over them"),
+              std::string::npos)
+        << error.what();
+    const Checkpoint checkpoint = Checkpoint::open(path, accepting);
+    EXPECT_EQ(floats(checkpoint.only({"c"}).load().at("c").as_tensor())[1], 21);
+    ASSERT_EQ(checkpoint.warnings.size(), 1U);
+    EXPECT_NE(checkpoint.warnings[0].find("16 bytes after the end"), std::string::npos);
+    EXPECT_TRUE(verify(path, {.open = accepting}).findings.empty());
+  }
+  // More than the last end record reaches to the end is no archive.
+  append(directory + kSecond, std::string(1 << 17, 'x'));
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(directory + kSecond, accepting); }),
+            ErrorCode::incomplete);
+}
+
+// The bytes of an end record in a file that is no zip say nothing.
+TEST(TorchSet, NothingIsPassedOverInAStream) {
+  const std::string path = temporary_directory() + "/a.pt";
+  const std::string record = "PK\5\6" + std::string(18, '\0');
+  fs::copy_file(kGolden + "legacy.pt", path);
+  append(path, record + "x");
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(path, {.accept = {"trailing-bytes"}}); }),
+            ErrorCode::unsupported);
+}
+
 TEST(TorchSet, OneFileBesideTheIndexThatDoesNotNameIt) {
   const std::string directory = made();
   save(Value::dict({{"d", tensor(0)}}), directory + "/pytorch_model.bin");

@@ -18,7 +18,6 @@ namespace tessera::zip {
 namespace {
 
 constexpr std::uint64_t kTail = 4096;              // read first; holds a DCP item's whole directory
-constexpr std::uint64_t kCommentReach = 0xFFFF;    // how far a comment can move the end record
 constexpr std::uint64_t kNearby = 4096;            // headers closer than this are read together
 constexpr std::uint64_t kWindow = 64U << 10;       // ... up to so many bytes
 constexpr std::uint64_t kDirectoryCap = 1U << 30;  // bytes
@@ -307,21 +306,14 @@ void Archive::Loader::require_count(const End& end, std::uint64_t offset) const 
 
 // The file does not end in an end record: says whether one is further up.
 void Archive::Loader::explain_missing_end() const {
-  const std::uint64_t reach = std::min(size_, kEndSize + kCommentReach);
-  const Window window = read(size_ - reach, reach);
-  for (std::uint64_t i = reach - kEndSize + 1; i-- > 0;) {
-    if (load_le<std::uint32_t>(window.bytes.data() + i) != kEnd) continue;
-    const std::uint64_t comment = load_le<std::uint16_t>(window.bytes.data() + i + 20);
-    const std::uint64_t after = reach - i - kEndSize;
-    if (comment == after)
-      fail(ErrorCode::unsupported, "zip archive with a comment", window.offset + i);
-    if (comment < after) {
-      fail(ErrorCode::corrupt,
-           std::to_string(after - comment) + " bytes after the end of the zip archive",
-           window.offset + i + kEndSize + comment);
-    }
+  const std::optional<LastEnd> last = last_end(source_);
+  if (!last) {
+    fail(ErrorCode::incomplete, "no end record: not a zip archive, or one that was cut short",
+         size_);
   }
-  fail(ErrorCode::incomplete, "no end record: not a zip archive, or one that was cut short", size_);
+  if (last->end == size_) fail(ErrorCode::unsupported, "zip archive with a comment", last->record);
+  fail(ErrorCode::corrupt,
+       std::to_string(size_ - last->end) + " bytes after the end of the zip archive", last->end);
 }
 
 // The place of the zip64 end record, which lies in front of its locator.

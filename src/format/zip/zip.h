@@ -65,6 +65,14 @@ class Archive {
   Window tail_;                         // the end of the file
 };
 
+// The last end record of a file, be it that more follows.
+struct LastEnd {
+  std::uint64_t record = 0;  // where it begins
+  std::uint64_t end = 0;     // behind its comment
+};
+// None: there is none as far from the end as a comment can move it, where other readers look.
+[[nodiscard]] std::optional<LastEnd> last_end(const ByteSource& source);
+
 // Plans and encodes an archive, byte for byte as PyTorch's own writer. The caller places the data:
 // add entries in order, write each one's `header` bytes, its data at `data_offset` and its
 // `descriptor`, and finally the `tail`. Sizes must be known when an entry is added, CRCs only
