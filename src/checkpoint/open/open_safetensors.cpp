@@ -161,11 +161,13 @@ Leaf named_leaf(std::string name, Tensor tensor) {
 }
 
 // An index, and the files that it names; null: the files are all there is to a set. `missing`: that
-// it names, or that the others tell of.
+// it names, or that the others tell of. `of_shards`: that an index names which is ignored: they
+// matter to tensors in shards alone.
 struct IndexOfSet {
   const safetensors::Index* index = nullptr;
   const IndexedFiles* files = nullptr;
   MissingFiles missing = {};
+  MissingFiles of_shards = {};
 };
 
 // Of shards nobody knows whether those that are here reach to the tensor's end where a file is
@@ -296,12 +298,14 @@ void remark_trailing(const std::vector<SetFile>& set, Checkpoint& checkpoint) {
 }
 
 Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files,
-                    const IndexOfSet& by, const OpenOptions& options) {
+                    IndexOfSet by, const OpenOptions& options) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::safetensors;
   checkpoint.path = store->name();
   checkpoint.files = files;
   std::vector<SetFile> set = read_set(store, files, options);
+  const auto has_shards = [](const SetFile& file) { return !file.offsets.empty(); };
+  if (std::ranges::any_of(set, has_shards)) by.missing.merge(by.of_shards);
   if (set.size() == 1 && by.index == nullptr && set[0].offsets.empty()) {
     add_own_leaves(set[0], checkpoint);
   } else {
@@ -474,7 +478,9 @@ Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
     }
     require_all_numbers(*store, options, choice);
     checkpoint = open_set(store, choice.files,
-                          {nullptr, nullptr, missing_sources(choice.missing, store)}, options);
+                          {nullptr, nullptr, missing_sources(choice.missing, store),
+                           missing_sources(choice.ignored, store)},
+                          options);
     checkpoint.world_size = ranks_of(choice.files);
   }
   for (const ObjectInfo& file : choice.near) {

@@ -131,6 +131,24 @@ void require_lacked(const Store& store, const OpenOptions& options, SetChoice& c
       store, options, choice);
 }
 
+// What indices name that are ignored, and is not here.
+std::set<std::string> named_and_away(const Files& near, const SetNames& names, const Store& store) {
+  std::set<std::string> away;
+  NearObjects objects(store, near);
+  const bool has_own = has_own_form(near, names);
+  for (const ObjectInfo& index : near) {
+    if (!index.name.ends_with(names.index_suffix) || (has_own && is_other_form(index.name)))
+      continue;
+    try {
+      for (const auto& [tensor, file] : read_set_index(store, index.name).files)
+        if (objects.find(file) == nullptr) away.insert(file);
+    } catch (const Error&) {
+      continue;  // what is wrong with it is ignored, too
+    }
+  }
+  return away;
+}
+
 // An index that names the one file is about that.
 void require_one(const std::string& index, const std::string& single, const Store& store) {
   for (const auto& [tensor, file] : read_set_index(store, index).files) {
@@ -172,7 +190,7 @@ void pass_over(const std::vector<std::string>& missing, const std::string& what,
 
 void remark_missing(const MissingFiles& missing, Checkpoint& checkpoint) {
   for (const auto& [name, source] : missing)
-    checkpoint.remarks.push_back(missing_row(name, "other files or digests tell of it"));
+    checkpoint.remarks.push_back(missing_row(name, "other files, digests or an index tell of it"));
 }
 
 SetChoice choose_set(const std::vector<ObjectInfo>& decided, const SetNames& names,
@@ -190,7 +208,11 @@ SetChoice choose_set(const std::vector<ObjectInfo>& decided, const SetNames& nam
     require_lacked(store, options, choice);
     return choice;
   }
-  if (!options.ignore_index) choice.index = find_index(choice.near, names, store);
+  if (options.ignore_index) {
+    choice.ignored = named_and_away(choice.near, names, store);
+  } else {
+    choice.index = find_index(choice.near, names, store);
+  }
   const bool has_own = has_own_form(choice.near, names);
   for (const ObjectInfo& file : choice.near) {
     if (has_own && is_other_form(file.name) && file.name.ends_with(names.index_suffix))

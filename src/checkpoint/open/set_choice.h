@@ -17,6 +17,7 @@ struct SetChoice {
   std::vector<ObjectInfo> files;  // without an index: all of the set
   std::vector<FileRow> remarks;   // of files that are no part of it
   std::set<std::string> missing;  // without an index: files that must have been there
+  std::set<std::string> ignored;  // that are not here, and that an index names which is ignored
 };
 
 inline constexpr const char* kBeside = "another form of the model, or beside it";

@@ -89,5 +89,41 @@ TEST(SetChoice, AnIndexOfNothingBesideFilesWithTrailingBytes) {
   EXPECT_EQ(numbers_of(checkpoint, "c"), (std::vector<float>{4, 5, 6}));
 }
 
+std::string shard_at(int begin) {
+  return R"({"DCP_SHARDING_INFO": "{\"t\": {\"saved_offsets\": [)" + std::to_string(begin) +
+         R"(]}}", "DCP_VERSION": "1.0"})";
+}
+
+// The index is ignored, but it tells that there was more: nobody knows how far the shards reached.
+TEST(SetChoice, WithoutTheIndexATensorInShardsIsNeverHalfOfIt) {
+  const std::string directory = temporary_directory();
+  write_one(directory + "/A.safetensors", shard_at(0), "t", {1, 2});
+  write_one(directory + "/B.safetensors", shard_at(2), "t", {3, 4});
+  write_vectors(directory + "/C.safetensors", {{"whole", {5}}});
+  write_map(directory + kIndexFile,
+            {{"t", "A.safetensors"}, {"u", "B.safetensors"}, {"whole", "C.safetensors"}});
+  write_map(directory + "/consolidated.safetensors.index.json", {{"t", "consolidated-1"}});
+  const auto open = [&](bool partial) {
+    return Checkpoint::open(directory, {.partial = partial, .ignore_index = true});
+  };
+  EXPECT_EQ(numbers_of(open(false), "t"), (std::vector<float>{1, 2, 3, 4}));
+  fs::remove(directory + "/B.safetensors");
+  const auto checkpoint = open(false);
+  EXPECT_EQ(numbers_of(checkpoint, "whole"), std::vector<float>{5});
+  const Error error = error_of([&] { (void)checkpoint.tensor("t"); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_THAT(error.path(), HasSubstr("B.safetensors"));
+  EXPECT_THAT(error.message(), HasSubstr("--partial"));
+  EXPECT_EQ(state_of(checkpoint, "B.safetensors"), "missing");
+  EXPECT_EQ(verify(directory, {.open = {.ignore_index = true}}).findings.size(), 1U);
+  EXPECT_EQ(open(true).names(), std::vector<std::string>{"whole"});
+  // Whole tensors need nothing that is not here.
+  fs::remove(directory + "/A.safetensors");
+  EXPECT_EQ(open(false).warnings.size(), 1U);  // of the other form
+  // What is wrong with an index that is ignored is ignored.
+  write_text(directory + kIndexFile, "{");
+  EXPECT_EQ(numbers_of(open(false), "whole"), std::vector<float>{5});
+}
+
 }  // namespace
 }  // namespace tessera
