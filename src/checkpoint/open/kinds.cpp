@@ -12,6 +12,7 @@
 #include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
+#include "checkpoint/open/set_choice.h"
 #include "checkpoint/read/side_file.h"
 #include "format/olmo/yaml.h"
 #include "tessera/error.h"
@@ -140,6 +141,19 @@ std::string index_among(const std::vector<ObjectInfo>& files, const Store& store
   }
 }
 
+// Without an index, and beside nothing that decides otherwise: all files of weights, as the opener
+// has it. An adapter, or another form of the model, is the checkpoint where nothing else is.
+std::set<std::string, std::less<>> own_weights(const std::vector<ObjectInfo>& files) {
+  std::set<std::string, std::less<>> weights;
+  for (const ObjectInfo& file : files) {
+    const bool is_of_set = is_safetensors(file.name) || is_telling(file.name, kTorchSet);
+    if (is_of_set && !file.name.starts_with('.')) weights.insert(file.name);
+  }
+  const auto is_other = [](const std::string& name) { return is_other_form(name); };
+  if (!std::ranges::all_of(weights, is_other)) std::erase_if(weights, is_other);
+  return weights;
+}
+
 }  // namespace
 
 Belonging::Belonging(const Store& store) : Belonging(store, deciding_files(store)) {}
@@ -149,11 +163,13 @@ Belonging::Belonging(const Store& store, const std::vector<ObjectInfo>& files) {
   const auto decides = [](const ObjectInfo& file) {
     return has_known_name(file.name) && !is_side_file(file.name);
   };
-  all_safetensors_ = index.empty() && std::ranges::none_of(files, decides);
-  if (index.empty()) return;
-  in_index_.insert(index);
+  if (index.empty()) {
+    if (std::ranges::none_of(files, decides)) own_ = own_weights(files);
+    return;
+  }
+  own_.insert(index);
   try {
-    for (const auto& [tensor, file] : read_set_index(store, index).files) in_index_.insert(file);
+    for (const auto& [tensor, file] : read_set_index(store, index).files) own_.insert(file);
   } catch (const Error&) {
     return;  // only its own name is known of a damaged index
   }
@@ -161,8 +177,7 @@ Belonging::Belonging(const Store& store, const std::vector<ObjectInfo>& files) {
 
 bool Belonging::operator()(std::string_view name) const {
   if (const auto sealed = between(name, "", kSideFileSuffix)) name = *sealed;
-  return has_known_name(name) || in_index_.contains(name) ||
-         (all_safetensors_ && is_safetensors(name));
+  return has_known_name(name) || own_.contains(name);
 }
 
 void require_own_open(const Store& store) {

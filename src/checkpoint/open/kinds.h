@@ -85,8 +85,7 @@ class Belonging {
   bool operator()(std::string_view name) const;
 
  private:
-  bool all_safetensors_ = false;  // without an index, and beside nothing else: they are one
-  std::set<std::string, std::less<>> in_index_;  // and the index itself
+  std::set<std::string, std::less<>> own_;  // besides those of known names: a set, and its index
 };
 
 // Throws `io` if a directory in which a checkpoint's files may be is closed to us: Store::list

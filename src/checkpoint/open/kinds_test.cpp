@@ -230,5 +230,20 @@ TEST(Belonging, WithoutAnIndexAllOfThemAreTheCheckpoint) {
   EXPECT_EQ(own({{"adapter.safetensors", ""}, {"rank0.pt", ""}}), Names{"rank0.pt"});
 }
 
+// As docs/guide/what-is-in-a-directory.md has them.
+TEST(Belonging, OtherFormsAreTheCheckpointWhereNothingElseIs) {
+  EXPECT_EQ(own({{"a.safetensors", ""},
+                 {"._a.safetensors", ""},
+                 {"adapter_model.bin", ""},
+                 {"adapter_model.safetensors", ""},
+                 {"consolidated.safetensors", ""}}),
+            Names{"a.safetensors"});
+  EXPECT_EQ(own({{"adapter_model.bin", ""}, {"adapter_model.safetensors", ""}, {"b.bin", ""}}),
+            (Names{"adapter_model.bin", "adapter_model.safetensors"}));
+  EXPECT_EQ(own({{"consolidated.safetensors", ""}}), Names{"consolidated.safetensors"});
+  EXPECT_EQ(own({{"adapter_model.safetensors", ""}, {"diffusion_pytorch_model.bin", ""}}),
+            Names{"diffusion_pytorch_model.bin"});
+}
+
 }  // namespace
 }  // namespace tessera
