@@ -10,6 +10,7 @@
 #include "tessera/comm.h"
 #include "tessera/job.h"
 #include "tessera/location.h"
+#include "tessera/open_options.h"
 #include "tessera/storage.h"
 
 namespace [[gnu::visibility("default")]] tessera {
@@ -20,6 +21,10 @@ struct CopyOptions {
   bool overwrite = false;
   bool single_writer = false;     // as SaveOptions has it
   bool allow_incomplete = false;  // copies also a directory that no reader would take as whole
+  // How a directory is opened to see whether it is whole: `ignore_index` and `accept`. `partial` is
+  // allow_incomplete; `rank` is `invalid_argument`, for files of all ranks are copied. A file is
+  // not opened: there both are `invalid_argument`.
+  OpenOptions open = {};
   // Files, or windows of a single file, that are copied at once. Each takes 8 MiB; on the way to S3
   // a file above 40 GB takes up to 1/5000 of its size besides.
   int threads = 4;

@@ -73,6 +73,9 @@ struct VerifyOptions {
 [[nodiscard]] VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options = {});
 
 struct SealOptions {
+  // `ignore_index` and `accept`. The others are `invalid_argument`: digests tell later of each file
+  // that is missing, so they are of all files, and those of all ranks stand in one side file.
+  OpenOptions open = {};
   int threads = 2;  // 1 to 1024
   ProgressHook progress = {};
   std::stop_token stop = {};  // ends the work with `cancelled`; nothing is written then

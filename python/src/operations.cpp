@@ -165,11 +165,12 @@ nb::dict scan(nb::handle given, const std::vector<std::string>& allow) {
   return dict;
 }
 
-nb::dict seal(nb::handle given, int threads, nb::object progress) {
+nb::dict seal(nb::handle given, int threads, nb::dict how, nb::object progress) {
   const std::string path = place_of(given);
+  const OpenOptions open = open_options(Options(std::move(how)));
   const SealReport report = run_job(std::move(progress), [&](Job& job) {
-    return tessera::seal(path,
-                         {.threads = threads, .progress = job.progress(), .stop = job.stop()});
+    return tessera::seal(
+        path, {.open = open, .threads = threads, .progress = job.progress(), .stop = job.stop()});
   });
   nb::dict dict;
   dict["was_sealed"] = report.was_sealed;
@@ -189,7 +190,7 @@ void bind_operations(nb::module_& module) {
   module.def("verify", verify, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("diff", diff, nb::arg(), nb::arg(), nb::arg().none());
   module.def("scan", scan);
-  module.def("seal", seal, nb::arg(), nb::arg(), nb::arg().none());
+  module.def("seal", seal, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 }
 
 }  // namespace tessera::python

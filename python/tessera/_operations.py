@@ -249,11 +249,20 @@ def scan(path: Path, *, allow: Sequence[str] = ()) -> ScanReport:
     return ScanReport(**made)
 
 
-def seal(path: Path, *, threads: int = 2, progress: Progress | None = None) -> SealReport:
-    """Adds digests to a checkpoint that somebody else wrote. From then on every read is checked.
+def seal(
+    path: Path,
+    *,
+    threads: int = 2,
+    ignore_index: bool = False,
+    accept: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> SealReport:
+    """Adds digests to a checkpoint that somebody else wrote. From then on every read is checked. `ignore_index` and
+    `accept` are those of `open`; digests are of all files, so there is neither `partial` nor `rank`.
 
     >>> import tessera
     >>> tessera.seal(example).was_sealed
     True
     """
-    return SealReport(**_core.seal(os.fspath(path), threads, progress))
+    how = {"ignore_index": ignore_index, "accept": listed(accept)}
+    return SealReport(**_core.seal(os.fspath(path), threads, how, progress))

@@ -40,6 +40,8 @@ void as_size(CLI::Option* option, bool decimal);
 void one_of(CLI::Option* option, const std::vector<std::string>& values);
 // The options of commands that open a checkpoint which may not be all there, or not alone.
 void add_presence(CLI::App& command, OpenOptions& open);
+// Those of them that make sense where a checkpoint is taken as it is, with all of its files.
+void add_choice(CLI::App& command, OpenOptions& open);
 // These, and the options --part and --raw of commands that open a file.
 void add_open(CLI::App& command, OpenOptions& open);
 // Throws what opening `path` has thrown; where that is a run, with the names of its checkpoints.

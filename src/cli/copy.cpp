@@ -84,7 +84,9 @@ constexpr const char* kCopyExamples = R"(
 Copies a file, a directory of any kind, or all complete checkpoints of a run, byte for byte: what was
 sealed stays sealed, and digests are compared on the way. The marker of a checkpoint comes last. A
 copy that is interrupted or killed has none; run again, it goes on, and skips files that are whole at
-the target. A checkpoint that is still being written is incomplete.
+the target. A checkpoint that is still being written is incomplete. All that lies in the directory is
+copied, whatever the index says and of all ranks: there is no --rank, and the options of opening only
+say when it counts as whole.
 
 Inside one object store the server copies, and no data comes through this machine.
 
@@ -107,8 +109,9 @@ void add_copy(CLI::App& app, Common& common, Action& action) {
   command->add_flag("--overwrite", options->copy.overwrite, "replace another checkpoint");
   command->add_flag("--single-writer", options->copy.single_writer,
                     "nobody else writes the target: needed on servers that keep no rivals out");
-  command->add_flag("--allow-incomplete", options->copy.allow_incomplete,
+  command->add_flag("--allow-incomplete,--partial", options->copy.allow_incomplete,
                     "copy also a checkpoint whose files are not all there");
+  add_choice(*command, options->copy.open);
   command->add_flag("--read-back", options->copy.read_back,
                     "read each file again from the target and compare");
   command->add_option("--threads", options->copy.threads, "files that are copied at once")

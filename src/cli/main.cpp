@@ -65,20 +65,24 @@ void one_of(CLI::Option* option, const std::vector<std::string>& values) {
   option->check(CLI::IsMember(values).description(""))->type_name(names);
 }
 
-void add_presence(CLI::App& command, OpenOptions& open) {
-  command.add_flag("--partial", open.partial,
-                   "leave out what lies in files that are missing; default: it is an error to ask "
-                   "for it");
+void add_choice(CLI::App& command, OpenOptions& open) {
   command.add_flag("--ignore-index", open.ignore_index,
                    "a set with an index: go by what the files say");
-  command
-      .add_option("--rank", open.rank,
-                  "files that ranks wrote under the same names (vLLM): those of this rank")
-      ->check(CLI::Range(0, 1 << 20));
   one_of(one_each(command.add_option("--accept", open.accept,
                                      "a fault to pass over: bytes behind the last tensor of a "
                                      "safetensors file, or behind the end of one of torch.save")),
          {"trailing-bytes"});
+}
+
+void add_presence(CLI::App& command, OpenOptions& open) {
+  command.add_flag("--partial", open.partial,
+                   "leave out what lies in files that are missing; default: it is an error to ask "
+                   "for it");
+  command
+      .add_option("--rank", open.rank,
+                  "files that ranks wrote under the same names (vLLM): those of this rank")
+      ->check(CLI::Range(0, 1 << 20));
+  add_choice(command, open);
 }
 
 void add_open(CLI::App& command, OpenOptions& open) {

@@ -16,14 +16,16 @@ namespace {
 
 struct SealArguments {
   std::string path;
-  int threads = 2;
+  SealOptions seal;
 };
 
 int seal(const SealArguments& options, const Common& common) {
   SealReport report;
   {
     ProgressBar bar("seal", common);
-    report = tessera::seal(options.path, {.threads = options.threads, .progress = bar.hook()});
+    SealOptions how = options.seal;
+    how.progress = bar.hook();
+    report = tessera::seal(options.path, how);
   }
   if (common.json) {
     nlohmann::ordered_json json;
@@ -44,7 +46,8 @@ int seal(const SealArguments& options, const Common& common) {
 constexpr const char* kSealExamples = R"(
 Writes one file of digests beside the checkpoint's own files, which stay as they are. From then on
 tessera checks every read of the checkpoint, also of parts of a tensor. A damaged checkpoint is
-refused; one that is already sealed is only verified.
+refused; one that is already sealed is only verified. Digests tell later of a file that is missing, so
+they are of all files: there is neither --partial nor --rank.
 
 Examples:
   tessera seal checkpoint/        tessera-SAVE_ID.json in the directory; tessera-digests.json
@@ -59,7 +62,8 @@ void add_seal(CLI::App& app, Common& common, Action& action) {
       app.add_subcommand("seal", "Adds digests to a checkpoint that someone else wrote");
   command->footer(kSealExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
-  command->add_option("--threads", options->threads, "number of threads")
+  add_choice(*command, options->seal.open);
+  command->add_option("--threads", options->seal.threads, "number of threads")
       ->check(CLI::Range(1, 1024));
   add_common(*command, common);
   command->callback(

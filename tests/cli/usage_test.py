@@ -47,8 +47,16 @@ class Usage(Case):
         shutil.copy(path, directory / "model.safetensors")
         for verb in (["seal", path], ["seal", directory], ["copy", directory, self.work / "trailed"]):
             failed = tessera(*verb)
-            self.assertIn("13 bytes after the last tensor", failed.stderr, verb)
-            self.assertNotIn("--accept", failed.stderr, verb)
+            self.assertIn("13 bytes after the last tensor; --accept trailing-bytes passes", failed.stderr, verb)
+            self.assertEqual(tessera(*verb, "--accept", "trailing-bytes").returncode, 0, verb)
+        # Digests are of all ranks.
+        ranks = self.work / "ranks"
+        ranks.mkdir()
+        write_safetensors(ranks / "model-rank-0-part-0.safetensors", {"a": ("U8", [1], b"x")})
+        self.assertIn(": --rank R", tessera("ls", ranks).stderr)
+        failed = tessera("seal", ranks)
+        self.assertEqual(failed.returncode, 3)
+        self.assertNotIn("--rank", failed.stderr)
 
     def test_one_file_of_several_ranks_is_a_part(self):
         for name, first in (("ranks_fsdp2_ws2", "model_world_size_2_rank_0.pt"), ("fsdp1_uop0_ws2_legacy", "rank0.pt")):

@@ -529,6 +529,17 @@ void require_undamaged(const Checkpoint& checkpoint, const SealOptions& options)
     throw Error(found.findings[0].code, "damage is not sealed: " + found.findings[0].text);
 }
 
+OpenOptions how_to_seal(const SealOptions& options) {
+  if (options.open.partial || options.open.rank) {
+    throw Error(ErrorCode::invalid_argument,
+                "digests are of all files of a checkpoint: the options partial and rank have no "
+                "place here");
+  }
+  OpenOptions how = options.open;
+  how.part = true;  // digests are of bytes
+  return how;
+}
+
 std::uint64_t bytes_of(const std::vector<ObjectInfo>& files) {
   std::uint64_t bytes = 0;
   for (const ObjectInfo& file : files) bytes += file.size;
@@ -538,7 +549,7 @@ std::uint64_t bytes_of(const std::vector<ObjectInfo>& files) {
 }  // namespace
 
 SealReport seal(const std::string& path, const SealOptions& options) {
-  const Checkpoint checkpoint = open_as_pickled(path, {.part = true});  // of bytes
+  const Checkpoint checkpoint = open_as_pickled(path, how_to_seal(options));
   SealReport report;
   report.was_sealed = is_checked(checkpoint);
   if (!report.was_sealed) {

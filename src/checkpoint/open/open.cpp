@@ -344,15 +344,19 @@ bool has_known_kind(const Store& store) {
   return kind_of_directory(files) != nullptr || is_unfinished(store, files);
 }
 
-std::optional<CheckpointKind> olmo_kind_of(const Store& store) {
-  if (store.exists(kDcpMetadata)) return std::nullopt;
+std::optional<CheckpointKind> kind_by_names(const Store& store) {
+  if (store.exists(kDcpMetadata)) return CheckpointKind::dcp;
   const DirectoryKind* const found = kind_of_directory(deciding_files(store));
-  if (found == nullptr ||
-      !is_one_of(found->kind, CheckpointKind::olmo_torch_new, CheckpointKind::olmo_full,
-                 CheckpointKind::olmo_local, CheckpointKind::olmo_legacy)) {
+  return found == nullptr ? std::nullopt : std::optional(found->kind);
+}
+
+std::optional<CheckpointKind> olmo_kind_of(const Store& store) {
+  const std::optional<CheckpointKind> kind = kind_by_names(store);
+  if (!kind || !is_one_of(*kind, CheckpointKind::olmo_torch_new, CheckpointKind::olmo_full,
+                          CheckpointKind::olmo_local, CheckpointKind::olmo_legacy)) {
     return std::nullopt;
   }
-  return found->kind;
+  return kind;
 }
 
 std::optional<CheckpointKind> olmo_kind_at(const Location& where) {

@@ -31,6 +31,10 @@ struct Place {
 // is not whole.
 [[nodiscard]] bool has_known_kind(const Store& store);
 
+// The kind that a directory is opened as, by the names of its files; none: by these it is no
+// checkpoint.
+[[nodiscard]] std::optional<CheckpointKind> kind_by_names(const Store& store);
+
 // Says them to whoever listens (tessera/library.h), each with the checkpoint's path.
 void say_warnings(const Checkpoint& checkpoint);
 

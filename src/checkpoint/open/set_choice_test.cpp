@@ -9,6 +9,8 @@
 
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/testing.h"
+#include "tessera/copy.h"
+#include "tessera/verify.h"
 
 namespace tessera {
 namespace {
@@ -123,6 +125,61 @@ TEST(SetChoice, WithoutTheIndexATensorInShardsIsNeverHalfOfIt) {
   // What is wrong with an index that is ignored is ignored.
   write_text(directory + kIndexFile, "{");
   EXPECT_EQ(numbers_of(open(false), "whole"), std::vector<float>{5});
+}
+
+// How it is opened says when it counts as whole; what is copied is all that lies there.
+TEST(SetChoice, CopiesTakeTheOptionsOfOpening) {
+  const std::string stray = two_shards();
+  write_vectors(stray + "/model.safetensors", {{"a", {8, 8}}});
+  const auto target = [] { return temporary_directory() + "/to"; };
+  EXPECT_EQ(code_of([&] { (void)copy(stray, target()); }), ErrorCode::conflict);
+  EXPECT_EQ(copy(stray, target(), {.open = {.ignore_index = true}}).files, 4U);
+
+  const std::string tailed = two_shards();
+  write_text(tailed + "/A.safetensors", text_of(tailed + "/A.safetensors") + "tail");
+  const Error error = error_of([&] { (void)copy(tailed, target()); });
+  EXPECT_EQ(error.code(), ErrorCode::corrupt);
+  EXPECT_THAT(error.message(), HasSubstr("; --accept trailing-bytes"));
+  const std::string copied = target();
+  (void)copy(tailed, copied, {.open = {.accept = {"trailing-bytes"}}});
+  EXPECT_EQ(text_of(copied + "/A.safetensors"), text_of(tailed + "/A.safetensors"));
+
+  for (const char* file : {"/A.safetensors", "/B.safetensors"})
+    fs::rename(stray + file, stray + file + ".old");
+  fs::remove(stray + "/model.safetensors");
+  EXPECT_EQ(code_of([&] { (void)copy(stray, target()); }), ErrorCode::incomplete);
+  EXPECT_EQ(copy(stray, target(), {.open = {.partial = true}}).files, 3U);
+  const OpenOptions ranked{.rank = 0};
+  EXPECT_EQ(code_of([&] { (void)copy(tailed, target(), {.open = ranked}); }),
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] {
+              (void)copy(copied + "/B.safetensors", target(), {.open = {.ignore_index = true}});
+            }),
+            ErrorCode::invalid_argument);
+}
+
+TEST(SetChoice, AStateOfVllmIsCopiedWithAllRanks) {
+  const std::string directory = temporary_directory();
+  for (const char* rank : {"0", "1"})
+    write_vectors(directory + "/model-rank-" + rank + "-part-0.safetensors", {{"a", {1}}});
+  EXPECT_EQ(copy(directory, temporary_directory() + "/to").files, 2U);
+}
+
+TEST(SetChoice, DigestsAreOfWhatTheOptionsChoose) {
+  const std::string directory = two_shards();
+  write_one(directory + "/one.safetensors", "{}", "d", {1});
+  fs::rename(directory + "/one.safetensors", directory + "/model.safetensors");
+  write_text(directory + "/model.safetensors", text_of(directory + "/model.safetensors") + "tail");
+  EXPECT_EQ(code_of([&] { (void)seal(directory); }), ErrorCode::conflict);
+  const OpenOptions how{.ignore_index = true, .accept = {"trailing-bytes"}};
+  EXPECT_EQ(seal(directory, {.open = how}).files, 1U);
+  EXPECT_TRUE(seal(directory, {.open = how}).was_sealed);
+  EXPECT_EQ(numbers_of(Checkpoint::open(directory, how), "d"), std::vector<float>{1});
+  patch(directory + "/model.safetensors", "tail", "tall");
+  EXPECT_EQ(verify(directory, {.open = how}).findings.size(), 1U);
+  for (const OpenOptions& wrong : {OpenOptions{.partial = true}, OpenOptions{.rank = 0}})
+    EXPECT_EQ(code_of([&] { (void)seal(directory, {.open = wrong}); }),
+              ErrorCode::invalid_argument);
 }
 
 }  // namespace

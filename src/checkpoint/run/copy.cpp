@@ -181,27 +181,31 @@ bool has_no_marker(CheckpointKind kind) {
                    CheckpointKind::exported);
 }
 
+bool has_option(const std::string& option) {
+  return is_one_of(option, "--ignore-index", "--accept");
+}
+
 // Copies are of bytes, so a checkpoint that this library cannot read is copied all the same, also
 // one of which it knows no more than its config: its kind is none then.
-std::optional<CheckpointKind> kind_of_whole(const Location& from) {
+std::optional<CheckpointKind> kind_of_whole(const Location& from, const CopyOptions& options) {
   if (!has_known_kind(*directory_store(from))) return std::nullopt;
   try {
-    const Checkpoint checkpoint = Checkpoint::open(from);
+    const Checkpoint checkpoint = Checkpoint::open(from, options.open);
     checkpoint.require_files();
     return checkpoint.kind;
   } catch (const Error& error) {
     if (is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe)) return std::nullopt;
-    const Error fact = without_offers(error);
+    const Error fact = without_offers(error, has_option);
     if (error.code() != ErrorCode::incomplete || !error.peers().empty()) throw Error(fact);
     throw reworded(fact, fact.message() + "; --allow-incomplete copies what is there");
   }
 }
 
-CheckpointKind kind_of_any(const Location& from, const CopyOptions& options) {
-  OpenOptions how;
-  how.partial = options.allow_incomplete;
+// By the names of its files, or what opening it throws.
+CheckpointKind kind_of_any(const Location& from) {
+  if (const auto kind = kind_by_names(*directory_store(from))) return *kind;
   try {
-    return Checkpoint::open(from, how).kind;
+    return Checkpoint::open(from).kind;
   } catch (const Error& error) {
     throw without_offers(error);
   }
@@ -210,8 +214,9 @@ CheckpointKind kind_of_any(const Location& from, const CopyOptions& options) {
 UploadReport copied_directory(const Location& from, const Location& to,
                               const CopyOptions& options) {
   const bool is_marked = !marker_in(*directory_store(from)).empty();
-  const auto whole = options.allow_incomplete ? std::nullopt : kind_of_whole(from);
-  const bool is_unmarked = !is_marked && has_no_marker(whole ? *whole : kind_of_any(from, options));
+  const bool is_any = options.allow_incomplete || options.open.partial;
+  const auto whole = is_any ? std::nullopt : kind_of_whole(from, options);
+  const bool is_unmarked = !is_marked && has_no_marker(whole ? *whole : kind_of_any(from));
   return is_unmarked ? upload_unmarked(from, to, upload_options(options))
                      : upload(from, to, upload_options(options));
 }
@@ -315,6 +320,18 @@ std::string place_name(const Location& where) {
   return followed_path(where.path);
 }
 
+void require_used(const OpenOptions& options, const Place& place) {
+  if (options.rank) {
+    throw Error(ErrorCode::invalid_argument,
+                "files of all ranks are copied: the option rank has no place here");
+  }
+  if (place.object && (options.ignore_index || !options.accept.empty())) {
+    throw Error(ErrorCode::invalid_argument,
+                "a file is copied as it is: the options ignore_index and accept have no effect")
+        .at_path(place.store->name() + "/" + place.object->name);
+  }
+}
+
 // Each copy would be a part of the next one.
 void require_outside(const Location& to, const Location& from) {
   if (to.store != from.store) return;  // one name may be of two stores
@@ -334,6 +351,7 @@ CopyReport copy(const Location& from, const Location& to, const CopyOptions& opt
   const HeedStop heeding(options.stop);
   await_saves(from, Looks::at_run, options.stop);  // or a checkpoint's own place
   Place place = place_of(from);
+  require_used(options.open, place);
   // A store's own sources, which it can copy by itself, not those of a snapshot.
   if (!from.store && !is_on_disk(from))
     place.store = place.object ? located_file(from).store : directory_store(from);
