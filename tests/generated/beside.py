@@ -34,6 +34,14 @@ def beside_form(case, kind):
     case.notes.append(name)
 
 
+def beside_torch_adapter(case, kind):
+    if kind not in (*SETS, "unindexed", "torch_single"):
+        return False
+    torch.save(model(case.rng), case.folder / "adapter_model.bin")
+    case.states["adapter_model.bin"] = "not part of it"
+    case.notes.append("adapter_model.bin")
+
+
 def beside_variant(case, kind):
     if kind not in SETS:
         return False
@@ -45,8 +53,6 @@ def beside_variant(case, kind):
 
 
 def beside_trainer(case, kind):
-    if kind == "torch_single" and "one-torch-file" in case.without:
-        return False
     for name in case.rng.sample(("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"), 2):
         torch.save({"state": tensor(case.rng)}, case.folder / name)
         case.states[name] = "not part of it"
@@ -56,8 +62,6 @@ def beside_trainer(case, kind):
 
 
 def beside_texts(case, kind):
-    if kind == "torch_single" and "one-torch-file" in case.without:
-        return False
     names = ("config.json", "tokenizer.json", "README.md", ".gitattributes", "model.safetensors.bak")
     for name in case.rng.sample(names, 3):
         case.text(name)
@@ -97,6 +101,7 @@ BESIDE = (
     beside_torch,
     beside_torch_set,
     beside_form,
+    beside_torch_adapter,
     beside_variant,
     beside_trainer,
     beside_texts,

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Directories as people have them, drawn from seeds; the programs that read them are the judges.
 
-    directories.py TESSERA [COUNT SEED [SHAPE...]]
+    directories.py TESSERA [COUNT SEED]
 
 draws COUNT directories (500) with seeds from SEED (1) on. Each is read as its peer reads it (safetensors, torch,
 torch's DCP, transformers' index), bit for bit, or refused with a reason; where
 docs/guide/what-is-in-a-directory.md has an option, the refusal names it, and with it the directory is read. Exit 1 when
 any was not. One alone (COUNT 1) is left where its path says. With the package on PYTHONPATH `tessera.load` is asked,
-too. A SHAPE is one that `places.KNOWN` leaves out.
+too.
 """
 import collections
 import logging
@@ -27,11 +27,11 @@ import mishaps  # noqa: E402
 import places  # noqa: E402
 
 
-def draw(seed, root, drawn, without):
-    case = places.Case(random.Random(seed), without, root, root / "run", drawn=drawn)
+def draw(seed, root, drawn):
+    case = places.Case(random.Random(seed), root, root / "run", drawn=drawn)
     rng = case.rng
     case.folder.mkdir()
-    make = rng.choice(places.kinds_but(without))
+    make = rng.choice(places.KINDS)
     kind = make.__name__
     case.kind = kind
     case.did(kind)
@@ -47,9 +47,7 @@ def draw(seed, root, drawn, without):
         # What has bytes behind its end is not cut to less.
         if not case.fatal and not {change.__name__, "trailing"} & set(case.drawn) and change(case, kind) is not False:
             case.did(change.__name__)
-    is_linkable = kind not in ("dcp", "vllm") and not (case.meant and "linked-index" in without)
-    is_linkable = is_linkable and not ("trailing" in case.drawn and "blob-trailing" in without)
-    if is_linkable and rng.random() < 0.3:
+    if kind not in ("dcp", "vllm") and rng.random() < 0.3:
         mishaps.in_hub_cache(case)
         is_whole = not (case.needs or case.fatal or case.extra or "trailing" in case.drawn)
         if is_whole and rng.random() < 0.4:
@@ -61,11 +59,11 @@ def draw(seed, root, drawn, without):
     return case
 
 
-def one(seed, tools, without):
+def one(seed, tools):
     """What came of it; a failure is printed with what was drawn."""
     drawn = []
     try:
-        case = draw(seed, tools.fresh(), drawn, without)
+        case = draw(seed, tools.fresh(), drawn)
         return judge.judge(case, tools)
     except (Exception, checks.CheckpointException) as error:  # noqa: BLE001
         said = str(error) if isinstance(error, checks.Failure) else f"the check raises {error!r}"
@@ -73,13 +71,13 @@ def one(seed, tools, without):
         return f"WRONG {said.split(':')[0]}"
 
 
-def main(command, count=500, first=1, *shapes):
+def main(command, count=500, first=1):
     tools = checks.Tools(command)
     outcomes = collections.Counter()
     started = time.monotonic()
     try:
         for seed in range(first, first + count):
-            outcomes[one(seed, tools, places.KNOWN - set(shapes))] += 1
+            outcomes[one(seed, tools)] += 1
         if count == 1:
             kept = tools.home.with_name(f"directory-{first}")
             shutil.copytree(tools.root, kept, symlinks=True, dirs_exist_ok=True)
@@ -94,4 +92,4 @@ def main(command, count=500, first=1, *shapes):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:4]), *sys.argv[4:]))
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -79,12 +79,6 @@ def dcp_directory(folder, names=None):
     return state
 
 
-def has_missing_chunks(folder):
-    """The names of a DCP directory of which a chunk, be it empty, lies in a file that is missing."""
-    stored = dcp.FileSystemReader(folder).read_metadata().storage_data
-    return {index.fqn for index, where in stored.items() if not (folder / where.relative_path).exists()}
-
-
 def reads(read, *arguments):
     """Whether a peer does."""
     try:

@@ -14,26 +14,12 @@ import peers
 import values
 import worlds
 
-# Shapes that are read wrong or refused without a way on today, and are not drawn.
-KNOWN = frozenset((
-    "adapter-alone",  # adapter_model.bin: no checkpoint in the directory
-    "adapter-beside-torch",  # adapter_model.safetensors is read, and pytorch_model.bin passed over
-    "blob-trailing",  # verify takes the SHA-256 of a blob without the bytes behind the last tensor
-    "cut-torch-set",  # of several files of torch.save that are cut the first alone is named
-    "empty-in-missing",  # --partial leaves out a tensor without elements whose file is missing
-    "linked-index",  # an index that is a link into a cache of the Hub, opened by its name
-    "mistral-beside-model",  # the index of consolidated-* is followed, and model.safetensors passed over
-    "one-torch-file",  # opened by its directory, of which the table says nothing more
-    "stale-and-damaged",  # an index of nothing, and files that hold everything, one with bytes behind its end
-    "zip-trailing",  # bytes behind the end of a file of torch.save
-))
 DTYPES = ("float32", "float32", "bfloat16", "float16", "float64", "int64", "uint8", "bool")
 
 
 @dataclasses.dataclass
 class Case:
     rng: random.Random
-    without: set  # of KNOWN
     root: pathlib.Path  # of the folders of this case
     folder: pathlib.Path  # in which the checkpoint is made
     kind: str = ""  # of checkpoint, a function of this module
@@ -181,6 +167,7 @@ def mistral(case):
 
 
 def mistral_beside_model(case):
+    """As in repositories of Mistral, whose transformers' form comes first."""
     mistral(case)
     case.states = {file: "not part of it" for file in case.shards}
     single(case)
@@ -275,15 +262,14 @@ KINDS = (
     unindexed,
     torch_single,
     torch_sharded,
+    torch_sharded,
     mistral,
     tied,
     vllm,
     variants,
     dcp,
     dcp,
+    mistral_beside_model,
+    adapter_beside_torch,
+    adapter_alone,
 )
-KNOWN_KINDS = (mistral_beside_model, adapter_beside_torch, adapter_alone)
-
-
-def kinds_but(without):
-    return KINDS + tuple(kind for kind in KNOWN_KINDS if kind.__name__.replace("_", "-") not in without)
