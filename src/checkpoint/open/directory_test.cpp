@@ -294,11 +294,11 @@ TEST(Directory, SeveralFilesOfTorchNeedTheirIndex) {
   EXPECT_THAT(refusal().message(), HasSubstr("0 .bin files"));
   ConvertOptions options = to_torch();
   for (const std::string name : {"a", "b"}) {
-    write_vectors(directory + "/" + name + ".safetensors", {{name, {1}}});
+    const std::string made = fs::path(directory) / (name + ".safetensors");
+    write_vectors(made, {{name, {1}}});
     options.overwrite = true;
-    (void)convert(directory + "/" + name + ".safetensors",
-                  directory + (name == "a" ? "/A.bin" : "/B.bin"), options);
-    fs::remove(directory + "/" + name + ".safetensors");
+    (void)convert(made, directory + (name == "a" ? "/A.bin" : "/B.bin"), options);
+    fs::remove(made);
   }
   EXPECT_EQ(Checkpoint::open(directory).names(), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(refusal().code(), ErrorCode::unsupported);

@@ -28,15 +28,15 @@ void write_torch(const std::string& path, const std::string& name, float first) 
 // As peft, and as diffusers.
 TEST(SetChoice, AnAdapterOfTorchIsReadWhereNoModelIs) {
   for (const std::string name : {"adapter_model.bin", "diffusion_pytorch_model.bin"}) {
-    const std::string directory = temporary_directory();
-    write_torch(directory + "/" + name, "a", 1);
-    write_torch(directory + "/training_args.bin", "b", 9);
-    const auto checkpoint = Checkpoint::open(directory);
+    const fs::path directory = temporary_directory();
+    write_torch(directory / name, "a", 1);
+    write_torch(directory / "training_args.bin", "b", 9);
+    const auto checkpoint = Checkpoint::open(directory.string());
     EXPECT_EQ(checkpoint.kind, CheckpointKind::torch_file);
     EXPECT_EQ(numbers_of(checkpoint, "a"), (std::vector<float>{1, 2}));
     EXPECT_EQ(state_of(checkpoint, name), "used");
     EXPECT_EQ(state_of(checkpoint, "training_args.bin"), "not part of it");
-    EXPECT_TRUE(verify(directory).findings.empty());
+    EXPECT_TRUE(verify(directory.string()).findings.empty());
   }
 }
 

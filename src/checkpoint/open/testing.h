@@ -33,7 +33,11 @@ inline void write_vectors(const std::string& path, const Numbers& vectors) {
 inline void write_map(const std::string& path, const std::map<std::string, std::string>& files) {
   std::string text;
   for (const auto& [name, file] : files)
-    text += std::string(text.empty() ? "" : ", ") + "\"" + name + "\": \"" + file + "\"";
+    text.append(text.empty() ? "\"" : ", \"")
+        .append(name)
+        .append("\": \"")
+        .append(file)
+        .append("\"");
   write_text(path, R"({"metadata": {}, "weight_map": {)" + text + "}}");
 }
 

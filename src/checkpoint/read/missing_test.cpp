@@ -21,8 +21,8 @@ using testing::HasSubstr;
 std::string with_missing_file(const Value& tree) {
   const std::string directory = temporary_directory() + "/c";
   save(tree, directory);
-  for (const std::string& name : names_in(directory))
-    if (name.ends_with(".distcp")) std::filesystem::remove(directory + "/" + name);
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    if (entry.path().extension() == ".distcp") std::filesystem::remove(entry.path());
   return directory;
 }
 
