@@ -165,6 +165,15 @@ TEST(SetChoice, AStateOfVllmIsCopiedWithAllRanks) {
   EXPECT_EQ(copy(directory, temporary_directory() + "/to").files, 2U);
 }
 
+// Their names alone are those of OLMo's, which have a marker.
+TEST(SetChoice, PlainFilesOfRanksAreCopiedWithoutAMarker) {
+  const std::string directory = temporary_directory();
+  write_torch(directory + "/rank0.pt", "a", 1);
+  ASSERT_EQ(Checkpoint::open(directory).kind, CheckpointKind::rank_files);
+  const std::string target = temporary_directory() + "/to";
+  EXPECT_EQ(copy(directory, target, {.allow_incomplete = true}).files, 1U);
+}
+
 TEST(SetChoice, DigestsAreOfWhatTheOptionsChoose) {
   const std::string directory = two_shards();
   write_one(directory + "/one.safetensors", "{}", "d", {1});

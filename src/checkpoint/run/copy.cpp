@@ -201,13 +201,18 @@ std::optional<CheckpointKind> kind_of_whole(const Location& from, const CopyOpti
   }
 }
 
-// By the names of its files, or what opening it throws.
-CheckpointKind kind_of_any(const Location& from) {
-  if (const auto kind = kind_by_names(*directory_store(from))) return *kind;
+// Of what does not open, by the names of its files.
+CheckpointKind kind_of_any(const Location& from, const CopyOptions& options) {
+  OpenOptions how = options.open;
+  how.partial = how.partial || options.allow_incomplete;
   try {
-    return Checkpoint::open(from).kind;
+    return Checkpoint::open(from, how).kind;
   } catch (const Error& error) {
-    throw without_offers(error);
+    const bool may_be_copied =
+        is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe, ErrorCode::incomplete);
+    const auto kind = may_be_copied ? kind_by_names(*directory_store(from)) : std::nullopt;
+    if (!kind) throw without_offers(error, has_option);
+    return *kind;
   }
 }
 
@@ -216,7 +221,7 @@ UploadReport copied_directory(const Location& from, const Location& to,
   const bool is_marked = !marker_in(*directory_store(from)).empty();
   const bool is_any = options.allow_incomplete || options.open.partial;
   const auto whole = is_any ? std::nullopt : kind_of_whole(from, options);
-  const bool is_unmarked = !is_marked && has_no_marker(whole ? *whole : kind_of_any(from));
+  const bool is_unmarked = !is_marked && has_no_marker(whole ? *whole : kind_of_any(from, options));
   return is_unmarked ? upload_unmarked(from, to, upload_options(options))
                      : upload(from, to, upload_options(options));
 }
