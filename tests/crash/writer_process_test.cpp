@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,8 +17,10 @@
 #include "checkpoint/background/process.h"
 #include "checkpoint/background/snapshot.h"
 #include "checkpoint/background/testing.h"
+#include "conformance/unprivileged.h"
 #include "five_kinds.h"
 #include "tessera/checkpoint_writer.h"
+#include "tessera/run_directory.h"
 
 namespace tessera {
 namespace {
@@ -55,6 +58,25 @@ std::vector<pid_t> children() {
   }
   return found;
 }
+
+// This process may have so many bytes of addresses more, while it lives.
+class AddressLimit {
+ public:
+  explicit AddressLimit(rlim_t more) {
+    std::ifstream("/proc/self/statm") >> pages_;
+    ::getrlimit(RLIMIT_AS, &before_);
+    rlimit limit = before_;
+    limit.rlim_cur = pages_ * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + more;
+    EXPECT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+  }
+  AddressLimit(const AddressLimit&) = delete;
+  AddressLimit& operator=(const AddressLimit&) = delete;
+  ~AddressLimit() { ::setrlimit(RLIMIT_AS, &before_); }
+
+ private:
+  rlim_t pages_ = 0;
+  rlimit before_{};
+};
 
 std::vector<std::string> names_in(const std::string& directory) {
   std::vector<std::string> names;
@@ -118,6 +140,8 @@ TEST(WriterProcess, TreesTravelWithAllThatTheyLeadTo) {
   lazy.requires_grad = true;
   lazy.attributes = std::make_shared<const Value>(Value::dict({{"tag", "x"}}));
   Tensor placed = testing::flat_tensor({7, 3}, 1, 2, 9);
+  Value stateful = Value::dict({{"k", shared}});
+  stateful.set_container_state(Value::dict({{"_metadata", 1}}));
   Tensor empty;
   empty.shape = {0, 4};
   const Value tree = Value::dict({{"a", shared},
@@ -125,6 +149,8 @@ TEST(WriterProcess, TreesTravelWithAllThatTheyLeadTo) {
                                   {"placed", Value(placed)},
                                   {"empty", Value(empty)},
                                   {"nothing", Value::dict()},
+                                  {"stateful", stateful},
+                                  {"stateful again", stateful},
                                   {"tuple", Value::tuple({1, 2.5, "text", Value()})},
                                   {"ordered", Value::dict({{"k", 1}}, DictKind::ordered_dict)}});
   Arena arena(0, 1, true);
@@ -138,8 +164,56 @@ TEST(WriterProcess, TreesTravelWithAllThatTheyLeadTo) {
   EXPECT_EQ(read.at("a").as_tensor().pieces[0].storage,
             read.at("b").at(1).as_tensor().pieces[0].storage);
   EXPECT_EQ(read.at("placed").as_tensor().placement, placed.placement);
+  ASSERT_NE(read.at("stateful").container_state(), nullptr);
+  EXPECT_EQ(read.at("stateful").container_state()->at("_metadata").as_int(), 1);
+  EXPECT_EQ(read.at("stateful").identity(), read.at("stateful again").identity());
   EXPECT_TRUE(read.at("b").at(2).as_tensor().pieces[0].neg);
   EXPECT_EQ(floats(read.at("b").at(1).as_tensor()), floats(strided));
+}
+
+TEST(WriterProcess, TreesAsDeepAsAThreadSavesTravel) {
+  Value tree = numbers(1, 4);
+  for (int depth = 0; depth < 1999; ++depth) tree = Value::list({tree});
+  Arena arena(0, 1, true);
+  const Value copy = TreeSnapshot(tree).take(arena, 1, nullptr);
+  Bytes elsewhere(arena.memory().begin(), arena.memory().end());
+  (void)tree_from_message(message_of_tree(copy, arena.memory()), elsewhere, nullptr, nullptr);
+}
+
+// The arena is another one, although it is as large as the one before.
+TEST(WriterProcess, AnArenaThatCouldNotGrowIsMadeAnew) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process({.threads = 1}));
+  writer.save(tree_of(1), run + "/a").result();
+  Tensor large;
+  large.shape = {std::int64_t{1} << 30};
+  auto nowhere = std::make_shared<Storage>();
+  nowhere->source = memory_source({}, "nothing");
+  nowhere->size = std::uint64_t{1} << 32U;
+  large.pieces.push_back({whole(large.shape), std::move(nowhere), 0, {}});
+  {
+    const AddressLimit limit(512U << 20U);
+    const PendingSave failed = writer.save(Value::dict({{"w", large}}), run + "/b");
+    EXPECT_EQ(code_of([&] { failed.result(); }), ErrorCode::io);
+  }
+  writer.save(tree_of(2), run + "/c").result();
+  EXPECT_EQ(floats_at(run + "/c", "w"), floats(tree_of(2).at("w").as_tensor()));
+}
+
+// The directory above a place may be closed to who saves there.
+TEST(WriterProcess, OneProcessNeedsNoMeeting) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs a user beside the owner of the directory";
+  const std::string run = temporary_directory();
+  fs::create_directory(run + "/mount");
+  Unprivileged::give(run + "/mount");
+  fs::permissions(run, fs::perms::owner_all | fs::perms::group_exec | fs::perms::others_exec |
+                           fs::perms::others_read);
+  const Unprivileged unprivileged;
+  CheckpointWriter writer(by_process());
+  SaveOptions options;
+  options.overwrite = true;
+  writer.save(tree_of(2), run + "/mount", options).result();
+  EXPECT_EQ(floats_at(run + "/mount", "w"), floats(tree_of(2).at("w").as_tensor()));
 }
 
 TEST(WriterProcess, WhatCannotTravelIsRefused) {
@@ -180,8 +254,12 @@ TEST(WriterProcess, HooksAndStopWorkThroughIt) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s) << "the arena is read at 1 MB/s";
   options.stop = {};
   options.progress = [](const Progress&) { throw Error(ErrorCode::limit, "enough"); };
-  EXPECT_EQ(code_of([&] { writer.save(tree_of(1), run + "/thrown", options).result(); }),
-            ErrorCode::limit);
+  const Error thrown =
+      error_of([&] { writer.save(tree_of(1), run + "/thrown", options).result(); });
+  EXPECT_EQ(thrown.code(), ErrorCode::limit);
+  // The hook of a small save hears of it when it is committed.
+  EXPECT_EQ(fs::exists(run + "/thrown/.metadata"),
+            std::string(thrown.what()).find("complete all the same") != std::string::npos);
   writer.save(tree_of(3), run + "/after").result();
 }
 
@@ -217,6 +295,38 @@ TEST(WriterProcess, NoCommandIsSaidWithThePlacesThatWereTried) {
       error_of([] { CheckpointWriter writer(by_process({.program = "/nowhere/tessera"})); });
   EXPECT_EQ(error.code(), ErrorCode::not_found);
   EXPECT_THAT(error.what(), HasSubstr("/nowhere/tessera"));
+}
+
+// As "never", or far too short for anybody.
+TEST(WriterProcess, AnySilenceMayBeGiven) {
+  const std::string run = temporary_directory();
+  CheckpointWriter patient(by_process({.silence = std::chrono::milliseconds::max()}));
+  patient.save(tree_of(1), run + "/a").result();
+  EXPECT_EQ(code_of([] { CheckpointWriter none(by_process({.silence = 0ms})); }),
+            ErrorCode::invalid_argument);
+}
+
+// It would stay, and nobody waits for ever.
+TEST(WriterProcess, OneThatWasStoppedEndsWithItsWriter) {
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    CheckpointWriter writer(by_process({.silence = 500ms}));
+    ASSERT_EQ(children().size(), 1U);
+    ::kill(children()[0], SIGSTOP);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+  EXPECT_THAT(children(), IsEmpty());
+}
+
+// Somebody else's, of which nobody can tell whether it is at work.
+TEST(WriterProcess, AMeetingThatIsClosedToUsKeepsNobodyFromTheLatest) {
+  if (::geteuid() != 0) GTEST_SKIP() << "root opens everything";
+  const std::string run = temporary_directory();
+  save(tree_of(1), run + "/step1");
+  const ClosedDirectory closed(run + "/.tessera-writer-0123456789ab-1");
+  fs::permissions(run, fs::perms::group_read | fs::perms::group_exec, fs::perm_options::add);
+  const Unprivileged unprivileged;
+  EXPECT_NO_THROW((void)run_checkpoints(run));
 }
 
 TEST(WriterProcess, EndsWithItsWriterAndHasNoFilesOfTheTrainer) {

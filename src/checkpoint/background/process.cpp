@@ -299,7 +299,7 @@ SaveResult WriterProcess::result(std::uint64_t number, const SaveOptions& option
     }
     if (frame->job != number) continue;  // of one that was dropped when it had begun
     if (frame->kind == FrameKind::result && thrown)
-      throw Error(*thrown).while_doing("hearing of a save that is complete all the same");
+      throw Error(thrown->code(), thrown->message() + "; the save is complete all the same");
     if (frame->kind == FrameKind::result) return result_from_message(frame->content);
     if (frame->kind == FrameKind::failure) throw thrown ? *thrown : decode_error(frame->content);
     const auto failure = failure_of([&] { hear(*frame, options, id); });
