@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "tessera/error.h"
 
@@ -70,6 +71,19 @@ Locked::~Locked() {
 void Locked::sleep() noexcept {
   --at_work;
   sleep_forever();
+}
+
+std::shared_ptr<nb::object> shared(nb::object object) {
+  return {new nb::object(std::move(object)), [](nb::object* last) {
+            if (!last->is_valid()) {  // somebody took it
+              delete last;
+              return;
+            }
+            try {
+              with_lock([&] { delete last; });
+            } catch (const Error&) {  // the interpreter has ended, and its objects with it
+            }
+          }};
 }
 
 void bind_ending(nb::module_& module) {

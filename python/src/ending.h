@@ -7,6 +7,7 @@
 #include <cxxabi.h>
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <stop_token>
 
 namespace tessera::python {
@@ -81,6 +82,10 @@ auto with_lock(const Call& call) {
     Locked::sleep();
   }
 }
+
+// The object for threads that do not have the lock: whoever drops it last takes the lock for that.
+// After the end nobody drops it.
+[[nodiscard]] std::shared_ptr<nb::object> shared(nb::object object);
 
 // The module hears of the end.
 void bind_ending(nb::module_& module);

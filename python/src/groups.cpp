@@ -30,31 +30,32 @@ std::vector<Bytes> all_of(nb::handle messages) {
 
 class CarriedGroup final : public Group {
  public:
-  explicit CarriedGroup(nb::object carrier)
+  CarriedGroup(nb::object carrier, std::shared_ptr<Errands> errands)
       : rank_(nb::cast<int>(carrier.attr("rank"))),
         size_(nb::cast<int>(carrier.attr("size"))),
-        carrier_(std::move(carrier)) {}
+        carrier_(shared(std::move(carrier))),
+        errands_(std::move(errands)) {}
   [[nodiscard]] int rank() const noexcept override { return rank_; }
   [[nodiscard]] int size() const noexcept override { return size_; }
   void barrier() override { (void)all_gather({}); }
 
   std::vector<Bytes> gather(const Bytes& mine, int root) override {
     return asked([&] {
-      const nb::object all = carrier_.attr("gather")(message_of(mine), root);
+      const nb::object all = carrier_->attr("gather")(message_of(mine), root);
       return rank_ == root ? all_of(all) : std::vector<Bytes>();
     });
   }
   std::vector<Bytes> all_gather(const Bytes& mine) override {
-    return asked([&] { return all_of(carrier_.attr("all_gather")(message_of(mine))); });
+    return asked([&] { return all_of(carrier_->attr("all_gather")(message_of(mine))); });
   }
   Bytes broadcast(const Bytes& message, int root) override {
-    return asked([&] { return bytes_of(carrier_.attr("broadcast")(message_of(message), root)); });
+    return asked([&] { return bytes_of(carrier_->attr("broadcast")(message_of(message), root)); });
   }
   Bytes scatter(const std::vector<Bytes>& messages, int root) override {
     return asked([&] {
       nb::list all;
       for (const Bytes& message : messages) all.append(message_of(message));
-      return bytes_of(carrier_.attr("scatter")(all, root));
+      return bytes_of(carrier_->attr("scatter")(all, root));
     });
   }
 
@@ -63,27 +64,36 @@ class CarriedGroup final : public Group {
   template <typename Call>
   std::invoke_result_t<Call> asked(const Call& call) {
     if (!failure_.empty()) throw Error(ErrorCode::peer_failed, failure_);
-    return with_lock([&]() -> std::invoke_result_t<Call> {
+    std::invoke_result_t<Call> answer;
+    const auto ask = [&] {
       try {
-        return call();
+        answer = call();
+        return;
       } catch (nb::python_error& error) {
         failure_ = text_of(nb::str(error.value()));
       }
       throw Error(ErrorCode::peer_failed, failure_);
-    });
+    };
+    if (errands_) {
+      errands_->run(ask);
+    } else {
+      with_lock(ask);
+    }
+    return answer;
   }
 
   int rank_;
   int size_;
-  nb::object carrier_;
+  const std::shared_ptr<nb::object> carrier_;
+  const std::shared_ptr<Errands> errands_;
   std::string failure_;
 };
 
 }  // namespace
 
-std::unique_ptr<Group> group_of(nb::handle carrier) {
+std::unique_ptr<Group> group_of(nb::handle carrier, std::shared_ptr<Errands> errands) {
   if (carrier.is_none()) return solo_group();
-  return std::make_unique<CarriedGroup>(nb::borrow(carrier));
+  return std::make_unique<CarriedGroup>(nb::borrow(carrier), std::move(errands));
 }
 
 }  // namespace tessera::python

@@ -49,6 +49,16 @@ void hear_warnings() {
   set_log(hear);
 }
 
+void say_warnings(const std::exception_ptr& failure) {
+  const bool fine = say_heard();
+  // An interrupt is no warning that was made an error.
+  if (failure && (fine || PyErr_ExceptionMatches(PyExc_Exception) != 0)) {
+    PyErr_Clear();
+    std::rethrow_exception(failure);
+  }
+  if (!fine) throw nb::python_error();
+}
+
 ProgressHook Job::progress() {
   if (progress_.is_none()) return {};
   return [this](const Progress& now) {
@@ -87,13 +97,7 @@ void Job::run(const std::function<void()>& work) {
     worker.join();
   }
   if (raised_) throw std::move(*raised_);
-  const bool fine = say_heard();
-  // An interrupt is no warning that was made an error.
-  if (failure && (fine || PyErr_ExceptionMatches(PyExc_Exception) != 0)) {
-    PyErr_Clear();
-    std::rethrow_exception(failure);
-  }
-  if (!fine) throw nb::python_error();
+  say_warnings(failure);
 }
 
 void Job::note_error() noexcept {

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <stop_token>
@@ -47,9 +48,12 @@ class Job {
   std::optional<nb::python_error> raised_;  // the first one; guarded by the interpreter's lock
 };
 
-// From now on what the library warns of is a UserWarning of the call that the job belongs to. The
-// error of a job that fails goes before them where warnings are made errors.
+// From now on what the library warns of is a UserWarning of the call that the job belongs to, or of
+// the next one. The error of a job that fails goes before them where warnings are made errors.
 void hear_warnings();
+// Says those that were heard so far, and throws `failure` or what a warning became; null: there is
+// no failure.
+void say_warnings(const std::exception_ptr& failure);
 
 // The result of `work(job)`.
 template <typename Work>

@@ -12,6 +12,7 @@
 #include "saves.h"
 #include "tensors.h"
 #include "tessera/library.h"
+#include "writers.h"
 
 NB_MODULE(_core, module) {
   module.attr("VERSION") = std::string(tessera::version()).c_str();
@@ -22,5 +23,6 @@ NB_MODULE(_core, module) {
   tessera::python::bind_checkpoints(module);
   tessera::python::bind_operations(module);
   tessera::python::bind_saves(module);
+  tessera::python::bind_writers(module);
   tessera::python::bind_data_files(module);
 }

@@ -16,4 +16,12 @@ nb::dict dict_of(const IoReport& report) {
   return dict;
 }
 
+nb::dict dict_of(const SaveResult& result) {
+  nb::dict dict = dict_of(static_cast<const IoReport&>(result));
+  dict["files"] = result.files;
+  dict["total_bytes"] = result.total_bytes;
+  dict["values_in_metadata"] = result.values_in_metadata;
+  return dict;
+}
+
 }  // namespace tessera::python

@@ -7,6 +7,7 @@
 """
 
 from tessera import _core
+from tessera._background import CheckpointWriter, PendingSave
 from tessera._checkpoint import Checkpoint, open
 from tessera._errors import (
     AlreadyExistsError,
@@ -52,6 +53,7 @@ __all__ = [
     "AlreadyExistsError",
     "CancelledError",
     "Checkpoint",
+    "CheckpointWriter",
     "ConflictError",
     "ConvertReport",
     "CorruptError",
@@ -73,6 +75,7 @@ __all__ = [
     "Opaque",
     "OutOfSpaceError",
     "PeerFailedError",
+    "PendingSave",
     "Piece",
     "SaveReport",
     "ScanReport",

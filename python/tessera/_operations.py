@@ -99,23 +99,38 @@ def save_file(
         "keep_duplicates": keep_duplicates,
         "threads": threads,
     }
-    arrays = 0
+    described = DescribedState(state)
+    report = SaveReport(**_core.save(described.tree(), os.fspath(path), options, None, progress))
+    described.warn(report)
+    return report
 
-    def described(thing: Any) -> Description:
-        nonlocal arrays
+
+class DescribedState:
+    """What is saved, and how many arrays of it are values."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._arrays = 0
+
+    def tree(self) -> Any:
+        """Of `_core`."""
+        tree = _core.make_tree(self._state, self._describe)
+        self._state = None
+        return tree
+
+    def _describe(self, thing: Any) -> Description:
         found = describe(thing)
-        arrays += is_array(found)
+        self._arrays += is_array(found)
         return found
 
-    tree = _core.make_tree(state, described)
-    report = SaveReport(**_core.save(tree, os.fspath(path), options, None, progress))
-    if arrays and report.values_in_metadata:
-        warnings.warn(
-            f"{arrays} arrays that were values where they were loaded are values here, too: they travel in the file's metadata, "
-            "which only tessera reads; numpy.array(x) makes a tensor of one",
-            stacklevel=2,
-        )
-    return report
+    def warn(self, report: SaveReport) -> None:
+        """For the caller's caller."""
+        if self._arrays and report.values_in_metadata:
+            warnings.warn(
+                f"{self._arrays} arrays that were values where they were loaded are values here, too: they travel in the file's metadata, "
+                "which only tessera reads; numpy.array(x) makes a tensor of one",
+                stacklevel=3,
+            )
 
 
 def convert(

@@ -43,6 +43,18 @@ def whole(path: str, target: str) -> int:
     return saved.files
 
 
+def in_the_background(path: str) -> int:
+    needed: int = tessera.CheckpointWriter.bytes_of({"n": 1})
+    with tessera.CheckpointWriter(bytes=needed, if_busy="wait", rate=0, idle=False, threads=2, end_within=60.0) as writer:
+        pending: tessera.PendingSave = writer.save({"n": 1}, path, kind="dcp", values="warn")
+        staged: bool = pending.staged() and pending.done()
+        pending.add_done_callback(print)
+        failed: BaseException | None = pending.exception(timeout=60)
+        print(staged, failed)
+        writer.wait()
+        return pending.result().files
+
+
 ERRORS: list[type[tessera.Error]] = [
     tessera.AlreadyExistsError,
     tessera.CancelledError,

@@ -52,6 +52,15 @@ class Group:
             torch.accelerator.set_device_index(self._device)
 
 
+def own_group(process_group: Any) -> Group | None:
+    """A group of the same ranks that nothing else uses, for threads beside the training. All of them call this. None: there is one."""
+    ranks = dist.get_process_group_ranks(process_group)
+    if len(ranks) == 1:
+        return None
+    own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True, group_desc="tessera")
+    return Group(own)
+
+
 def group_of(process_group: Any, no_dist: bool) -> Group | None:
     """None: this process is alone. Throws `invalid_argument` for a group that it is not in."""
     if no_dist or not dist.is_available() or not dist.is_initialized():
