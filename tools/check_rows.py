@@ -159,7 +159,7 @@ def extract(spec, text):
 
 
 def tests_of(root):
-    """All tests: Suite.Name of the C++ ones, file.py::function of those in tests/, `ctest NAME` of its programs."""
+    """All tests: Suite.Name of the C++ ones, file.py::function of those in tests/ and python/tests/, `ctest NAME` of its programs."""
     found = set()
     for name in tree.files(root):
         if name.startswith("src/") and name.endswith("_test.cpp"):
@@ -167,7 +167,7 @@ def tests_of(root):
             found.update(f"{suite}.{test}" for suite, test in check_hostile.GTEST.findall(text))
             if "register_cases(" in text:
                 found.update(f"{REGISTERED_SUITE}.{test}" for test in REGISTERED.findall(text))
-        elif name.startswith("tests/"):
+        elif name.startswith(("tests/", "python/tests/")):
             found.update(tests_in_tests(pathlib.PurePosixPath(name).name, tree.read(root, name)))
     return found
 

@@ -101,7 +101,7 @@ class Carrier(Protocol):
 class CheckpointWriter:
     """Saves in the background: copies tensors into memory that it keeps, and saves from there by a thread of its own.
 
-    It is made once. Of several ranks each makes one over `group`: a process group of torch, of which it makes another for its
+    It is made once. Of several ranks each makes one over `group`: a process group of torch, beside which it makes connections for its
     own messages (so all ranks of `group` call this), or what has `rank`, `size`, `gather(message, root)`, `all_gather(message)`,
     `broadcast(message, root)` and `scatter(messages, root)` for bytes, and is used by nobody else. None: this process alone.
 
@@ -247,9 +247,9 @@ def _counted(name: str, number: int) -> int:
 def _carrier_of(group: Any) -> Carrier | None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and isinstance(group, distributed.ProcessGroup):
-        from tessera.torch._group import own_group
+        from tessera.torch._group import OwnGroup
 
-        return own_group(group)
+        return OwnGroup(group) if group.size() > 1 else None
     carrier: Carrier | None = group
     return carrier
 

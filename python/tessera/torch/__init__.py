@@ -12,12 +12,13 @@ from tessera.torch import _version
 
 _version.check()
 
+from tessera.torch._async import async_save  # noqa: E402
 from tessera.torch._install import install  # noqa: E402
 from tessera.torch._keys import IncompatibleKeys  # noqa: E402
 from tessera.torch._load import load  # noqa: E402
 from tessera.torch._planner import LoadPlanner  # noqa: E402
 from tessera.torch._reader import FileSystemReader  # noqa: E402
-from tessera.torch._save import async_save, save  # noqa: E402
+from tessera.torch._save import save  # noqa: E402
 from tessera.torch._writer import FileSystemWriter  # noqa: E402
 
 __all__ = [

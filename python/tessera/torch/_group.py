@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tessera._errors import Error, InvalidArgumentError, NoCheckpointError, NotFoundError, PeerFailedError
+from tessera._errors import (
+    Error,
+    InvalidArgumentError,
+    NoCheckpointError,
+    NotFoundError,
+    PeerFailedError,
+    UnsupportedError,
+)
 
 
 class Group:
@@ -52,13 +61,72 @@ class Group:
             torch.accelerator.set_device_index(self._device)
 
 
-def own_group(process_group: Any) -> Group | None:
-    """A group of the same ranks that nothing else uses, for threads beside the training. All of them call this. None: there is one."""
-    ranks = dist.get_process_group_ranks(process_group)
-    if len(ranks) == 1:
-        return None
-    own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True, group_desc="tessera")
-    return Group(own)
+class OwnGroup:
+    """The same ranks, with connections of their own that torch does not know of: for threads beside the training, whose collectives
+    their messages never meet. It outlives the process group. All its ranks make one."""
+
+    def __init__(self, process_group: Any) -> None:
+        if not dist.is_gloo_available():
+            raise UnsupportedError("unsupported: saves in the background by several ranks need a torch with Gloo")
+        ranks = Group(process_group)
+        self.rank, self.size = ranks.rank, ranks.size
+        name = ranks.broadcast(uuid.uuid4().hex, 0)  # torch's names of groups may come twice, and differ between ranks
+        c10d: Any = dist  # whose annotations lack much
+        store = c10d.PrefixStore(f"tessera/{name}", c10d.distributed_c10d._get_default_store())
+        self._gloo: Any = c10d.ProcessGroupGloo(store, self.rank, self.size, c10d.constants.default_pg_timeout)
+
+    def gather(self, message: bytes, root: int) -> list[bytes] | None:
+        sizes = self._sizes(len(message))
+        found = _memory_for(sizes) if self.rank == root else []
+        options = dist.GatherOptions()
+        options.rootRank = root
+        self._gloo.gather([found] if found else [], [_padded(message, max(sizes))], options).wait()
+        return _without_padding(found, sizes) if found else None
+
+    def all_gather(self, message: bytes) -> list[bytes]:
+        sizes = self._sizes(len(message))
+        found = _memory_for(sizes)
+        self._gloo.allgather([found], [_padded(message, max(sizes))]).wait()
+        return _without_padding(found, sizes)
+
+    def broadcast(self, message: bytes, root: int) -> bytes:
+        (size,) = self._tell(torch.tensor([len(message)]), root).tolist()
+        found = self._tell(_padded(message if self.rank == root else b"", size), root)
+        return _without_padding([found], [size])[0]
+
+    def scatter(self, messages: list[bytes], root: int) -> bytes:
+        mine = [len(message) for message in messages] if self.rank == root else [0] * self.size
+        sizes = self._tell(torch.tensor(mine), root).tolist()
+        sent = [[_padded(message, max(sizes)) for message in messages]] if self.rank == root else []
+        (found,) = _memory_for([max(sizes)])
+        options = dist.ScatterOptions()
+        options.rootRank = root
+        self._gloo.scatter([found], sent, options).wait()
+        return _without_padding([found], [sizes[self.rank]])[0]
+
+    def _sizes(self, size: int) -> list[int]:
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+        self._gloo.allgather([sizes], [torch.tensor([size])]).wait()
+        return [int(one) for one in sizes]
+
+    def _tell(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._gloo.broadcast([tensor], options).wait()
+        return tensor
+
+
+def _padded(message: bytes, size: int) -> torch.Tensor:
+    """Gloo takes messages of one length, and not none at all."""
+    return torch.frombuffer(bytearray(message.ljust(max(size, 1), b"\0")), dtype=torch.uint8)
+
+
+def _memory_for(sizes: list[int]) -> list[torch.Tensor]:
+    return [torch.empty(max(1, *sizes), dtype=torch.uint8) for _ in sizes]
+
+
+def _without_padding(found: list[torch.Tensor], sizes: list[int]) -> list[bytes]:
+    return [ctypes.string_at(one.data_ptr(), size) for one, size in zip(found, sizes)]
 
 
 def group_of(process_group: Any, no_dist: bool) -> Group | None:

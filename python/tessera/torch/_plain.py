@@ -10,9 +10,10 @@ import torch
 from tessera._memory import SIZES
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements are in memory of this process, of a dtype that the library knows."""
-    is_dense = tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
+def is_plain(tensor: torch.Tensor, anywhere: bool = False) -> bool:
+    """Whether its elements are in memory of this process, or `anywhere` in that of a device, of a dtype that the library knows."""
+    is_there = tensor.device.type == "cpu" or (anywhere and tensor.device.type != "meta")
+    is_dense = is_there and tensor.layout is torch.strided and not tensor.is_quantized
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and is_dense and dtype_name(tensor) in SIZES
 
 

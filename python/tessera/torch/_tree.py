@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from tessera._describe import Description, describe, of_mapping
 from tessera._errors import MismatchError, UnsupportedError
-from tessera._memory import require_initialized
+from tessera._memory import SIZES, require_initialized
 from tessera.torch._plain import dtype_name, is_plain, saved
 
 
@@ -110,8 +110,9 @@ def _is_empty(thing: Any) -> bool:
     return isinstance(thing, torch.Tensor) and 0 in thing.size()
 
 
-def describe_for_ranks(ranks: int, state: Any) -> Callable[[Any], Description]:
-    """`describe` for `_core.make_tree` of this state, where so many ranks hold one tensor."""
+def describe_for_ranks(ranks: int, state: Any, from_devices: bool = False) -> Callable[[Any], Description]:
+    """`describe` for `_core.make_tree` of this state, where so many ranks hold one tensor. `from_devices`: what is there is copied
+    to memory of this process, and left to torch otherwise."""
     apart = _mappings_taken_apart(state)
 
     def described(thing: Any) -> Description:
@@ -121,25 +122,38 @@ def describe_for_ranks(ranks: int, state: Any) -> Callable[[Any], Description]:
         if speaks(thing, "__create_write_items__"):
             raise LeftToTorch
         try:
-            return _described(thing, ranks)
+            return _described(thing, ranks, from_devices)
         except (MismatchError, UnsupportedError) as error:  # whose key `_core` knows
             return (error.code, error.text.removeprefix(f"{error.code}: "))
 
     return described
 
 
-def _described(thing: Any, ranks: int) -> Description:
+def _described(thing: Any, ranks: int, from_devices: bool) -> Description:
     if isinstance(thing, (DTensor, ShardedTensor)):
-        return _sharded(thing, ranks)
+        return _sharded(thing, ranks, from_devices)
     if isinstance(thing, torch.Tensor):
         require_initialized(thing, torch)
     if isinstance(thing, torch.Tensor) and thing.is_nested:
         raise UnsupportedError("unsupported: a nested tensor")
-    if isinstance(thing, torch.Tensor) and not is_plain(thing):
+    if isinstance(thing, torch.Tensor) and not is_plain(thing, from_devices):
         raise LeftToTorch
     # What becomes plain data elsewhere keeps its class here, as torch keeps it.
     found = describe(thing) if isinstance(thing, (torch.Tensor, torch.dtype)) else None
-    return found if found is not None and found[0] != "unsupported" else ("archive", _pickled(thing))
+    if found is None or found[0] == "unsupported":
+        return ("archive", _pickled(thing))
+    return _of_its_own_elements(found) if found[0] == "tensor" else found
+
+
+def _of_its_own_elements(found: tuple[Any, ...]) -> Description:
+    """A tensor without the rest of its storage, which DCP does not keep: a copy of it would be as large."""
+    what, address, _, offset, dtype, shape, strides, *rest = found
+    return (what, address + offset * SIZES[dtype], _span(shape, strides) * SIZES[dtype], 0, dtype, shape, strides, *rest)
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements lie from its first one to its last one."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
 
 
 def _pickled(thing: Any) -> bytes:
@@ -149,19 +163,17 @@ def _pickled(thing: Any) -> bytes:
         raise UnsupportedError(f"unsupported: torch.save cannot pickle a {type(thing).__name__}: {error}") from error
 
 
-def _sharded(tensor: Any, ranks: int) -> Description:
+def _sharded(tensor: Any, ranks: int, from_devices: bool) -> Description:
     parts = []
     kept = []
     for offsets, part in parts_of("", tensor):
         part = part.detach()
-        if not is_plain(part):
+        if not is_plain(part, from_devices):
             raise LeftToTorch
-        part = part.resolve_conj().resolve_neg()
-        storage = part.untyped_storage()
+        part = part.cpu().resolve_conj().resolve_neg()
         kept.append(part)
-        parts.append(
-            (storage.data_ptr(), storage.nbytes(), part.storage_offset(), part.stride(), offsets, tuple(part.shape))
-        )
+        size = _span(part.shape, part.stride()) * part.element_size()
+        parts.append((part.data_ptr(), size, 0, part.stride(), offsets, tuple(part.shape)))
     shape = tuple(tensor.shape if isinstance(tensor, DTensor) else tensor.size())
     placement = _placement(tensor, ranks) if isinstance(tensor, DTensor) else None
     return ("sharded", dtype_name(tensor), shape, parts, bool(tensor.requires_grad), placement, kept)

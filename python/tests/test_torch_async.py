@@ -1,0 +1,347 @@
+"""`tessera.torch.async_save` stands on one `CheckpointWriter` of each process group."""
+
+import copy
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+import tessera  # noqa: E402
+import tessera.torch  # noqa: E402
+from tessera.torch import _async  # noqa: E402
+from tests_of_torch import cleared, run_ranks, same, start_ranks, state_of  # noqa: E402
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+warnings.filterwarnings("ignore", message="torch.distributed is unavailable")
+
+
+def training():
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def step(model, optimizer):
+    model(torch.ones(8, 64)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_the_optimizer_goes_on_and_what_is_saved_is_of_the_call_r15(tmp_path):
+    model, optimizer = training()
+    step(model, optimizer)
+    for number in range(20):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"], "step": number}
+        expected = copy.deepcopy(state)
+        future = tessera.torch.async_save(state, checkpoint_id=tmp_path / f"{number}")
+        assert isinstance(future, tessera.PendingSave) and future.staged()
+        while not future.done():
+            step(model, optimizer)
+        assert future.result().files > 0
+        for load in (dcp.load, tessera.torch.load):
+            into = cleared(copy.deepcopy(expected))
+            load(into, checkpoint_id=tmp_path / f"{number}")
+            assert same(into, expected)
+
+
+def test_torch_loads_all_that_a_state_may_hold(tmp_path):
+    for name, save in {"async": lambda *a, **k: tessera.torch.async_save(*a, **k).result(), "save": tessera.torch.save}.items():
+        save(state_of(True), checkpoint_id=tmp_path / name)
+    into = state_of(False)
+    dcp.load(into, checkpoint_id=tmp_path / "async")
+    assert same(into, state_of(True))
+    assert tessera.diff(tmp_path / "async", tmp_path / "save") == []
+    assert tessera.verify(tmp_path / "async").bytes_unchecked == 0
+
+
+def test_views_do_not_take_the_memory_of_all_of_their_storage(tmp_path):
+    large = torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024)
+    state = {"column": large[:, 3], "rows": large[5:7], "t": large[:4, :4].T, "one": large[9, 9], "none": large[:0],
+             "expanded": large[0, :1].expand(1000), "bits": torch.view_as_complex(large[:2, :4].reshape(2, 2, 2)).conj()}  # fmt: skip
+    tree = tessera._core.make_tree(state, tessera.torch._tree.describe_for_ranks(1, state))
+    assert tessera._core.bytes_of(tree) < large.nbytes * 1.01  # the column spans all of it
+    tree = tessera._core.make_tree(state | {"column": 0}, tessera.torch._tree.describe_for_ranks(1, state))
+    assert tessera._core.bytes_of(tree) < large.nbytes // 20
+    expected = {name: tensor.clone() for name, tensor in state.items()}
+    future = tessera.torch.async_save(state, checkpoint_id=tmp_path)
+    large.zero_()
+    future.result()
+    found = tessera.load(tmp_path, framework="torch")
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor.resolve_conj()), name
+
+
+def resident():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_the_second_save_has_the_memory_of_the_first(tmp_path):
+    state = {str(i): torch.ones(1 << 18) for i in range(64)}
+    tessera.torch.async_save(state, checkpoint_id=tmp_path).result()
+    (saves,) = _async._alone
+    after_first = resident()
+    for _ in range(10):
+        tessera.torch.async_save(state, checkpoint_id=tmp_path).result()
+        assert _async._alone == [saves]
+    assert resident() < after_first + (8 << 20)  # of 64 MiB
+
+
+def test_an_error_that_nobody_took_is_raised_by_the_next_call_r13(tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    state = {"w": torch.ones(4)}
+    tessera.torch.async_save(state, checkpoint_id=tmp_path / "file")
+    with pytest.raises(tessera.AlreadyExistsError, match="an earlier save in the background"):
+        tessera.torch.async_save(state, checkpoint_id=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    future = tessera.torch.async_save(state, checkpoint_id=tmp_path / "file")
+    assert isinstance(future.exception(), tessera.AlreadyExistsError)
+    tessera.torch.async_save(state, checkpoint_id=tmp_path / "a").result()
+
+
+class Own(torch.Tensor):
+    """Which torch's planner has to resolve."""
+
+
+def test_what_is_left_to_torch_is_saved_in_turn(tmp_path):
+    state = {"w": torch.ones(1000)}
+    special = {"w": torch.ones(4).as_subclass(Own)}
+    futures = []
+    for number in range(3):
+        futures.append(tessera.torch.async_save(state, checkpoint_id=tmp_path))
+        futures.append(tessera.torch.async_save(special, checkpoint_id=tmp_path))
+        assert not isinstance(futures[-1], tessera.PendingSave)
+    futures.append(tessera.torch.async_save(state, checkpoint_id=tmp_path, planner=dcp.DefaultSavePlanner()))
+    for future in futures:
+        future.result(60)
+    assert torch.equal(tessera.load(tmp_path, framework="torch")["w"], state["w"])
+
+
+class Elsewhere:
+    """A writer of somebody else's."""
+
+    def __new__(cls, path):
+        return dcp.FileSystemWriter(path)
+
+
+def test_what_is_torchs_own(tmp_path):
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        state = {"w": torch.ones(4)}
+        stager = DefaultStager(StagingOptions(False, False, False, False))
+        for name, arguments in {
+            "stager": {"checkpoint_id": tmp_path / "stager", "async_stager": stager},
+            "writer": {"storage_writer": Elsewhere(tmp_path / "writer")},
+        }.items():
+            future = tessera.torch.async_save(state, **arguments)
+            assert not isinstance(future, tessera.PendingSave)
+            future.result(60)
+            assert tessera.load(tmp_path / name, framework="torch")["w"].all()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_tensors_of_a_device_are_copied_to_this_process(tmp_path, monkeypatch):
+    """Without a device: what is told to be on one."""
+    from tessera.torch import _plain
+
+    def is_plain(tensor, anywhere=False):
+        return anywhere and _plain.is_plain(tensor)
+
+    monkeypatch.setattr("tessera.torch._tree.is_plain", is_plain)
+    state = {"w": torch.nn.Parameter(torch.ones(4))}
+    future = tessera.torch.async_save(state, checkpoint_id=tmp_path)
+    assert isinstance(future, tessera.PendingSave)
+    with torch.no_grad():
+        state["w"].zero_()
+    future.result()
+    assert tessera.load(tmp_path, framework="torch")["w"].all()
+
+
+def test_a_child_of_fork_saves_by_a_writer_of_its_own_r18(tmp_path):
+    state = {"w": torch.ones(1 << 20)}
+    future = tessera.torch.async_save(state, checkpoint_id=tmp_path / "parent")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are threads
+        child = os.fork()
+    if child == 0:
+        wrong = 1
+        try:
+            small = {"w": torch.full((4,), 2.0)}
+            tessera.torch.async_save(small, checkpoint_id=tmp_path / "child", no_dist=True).result(60)
+            try:
+                future.result()
+            except tessera.InvalidArgumentError:
+                wrong = 0
+        finally:
+            os._exit(wrong)
+    assert os.waitpid(child, 0)[1] == 0
+    future.result()
+    assert tessera.load(tmp_path / "parent")["w"].all() and tessera.load(tmp_path / "child")["w"].tolist() == [2] * 4
+
+
+AT_THE_END = """
+    import sys, warnings
+    import torch, tessera.torch
+
+    warnings.simplefilter("ignore")
+    state = {"w": torch.ones(1 << 24)}
+    tessera.torch.async_save(state, checkpoint_id=sys.argv[1], no_dist=True)
+    state["w"].zero_()
+"""
+
+
+def test_the_end_of_the_program_waits_r12(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(AT_THE_END), tmp_path / "a"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert tessera.load(tmp_path / "a", framework="torch")["w"].all()
+
+
+def loaded_by_both(expected, path):
+    for load in (dcp.load, tessera.torch.load):
+        into = cleared(copy.deepcopy(expected))
+        load(into, checkpoint_id=path)
+        assert same(into, expected), load
+
+
+def of_two_ranks(rank, ranks, directory):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    warnings.simplefilter("ignore")
+
+    def state(number):
+        value = torch.arange(1000.0).reshape(100, 10) + number
+        return {
+            "rows": distribute_tensor(value, mesh, [Shard(0)]), "columns": distribute_tensor(value, mesh, [Shard(1)]),
+            "whole": distribute_tensor(value, mesh, [Replicate()]), "plain": value.clone(), f"own{rank}": value + rank, "n": number,
+        }  # fmt: skip
+
+    for number in range(5):
+        now = state(number)
+        future = tessera.torch.async_save(now, checkpoint_id=f"{directory}/{number}")
+        assert isinstance(future, tessera.PendingSave)
+        for tensor in now.values():  # a step, whose collectives do not meet those of the save
+            if isinstance(tensor, torch.Tensor):
+                tensor.zero_()
+        for _ in range(20):
+            torch.distributed.all_reduce(torch.ones(10))
+        assert future.result(60).files > 0
+        loaded_by_both(state(number), f"{directory}/{number}")
+    assert len(_async._kept) == 1 and not _async._alone
+
+    # What one rank cannot save is the error of all, and the next save works. Who has not taken it hears of it there.
+    future = tessera.torch.async_save({"x": threading.Lock() if rank == 1 else 1}, checkpoint_id=f"{directory}/x")
+    with pytest.raises(tessera.UnsupportedError, match="pickle"):
+        future.result(60)
+    future = tessera.torch.async_save({"x": threading.Lock() if rank == 1 else 1}, checkpoint_id=f"{directory}/x")
+    if rank == 0:
+        assert isinstance(future.exception(60), tessera.UnsupportedError)
+        future = tessera.torch.async_save({"x": 1}, checkpoint_id=f"{directory}/x")
+        assert isinstance(future.exception(60), tessera.UnsupportedError)
+    else:
+        while not future.done():
+            time.sleep(0.01)
+        with pytest.raises(tessera.UnsupportedError, match="an earlier save"):
+            tessera.torch.async_save({"x": 1}, checkpoint_id=f"{directory}/x")
+    tessera.torch.async_save({"x": 1}, checkpoint_id=f"{directory}/x").result(60)
+
+    # One rank holds what only torch can resolve, and another one fails at that.
+    special = torch.ones(4).as_subclass(Own)
+    future = tessera.torch.async_save({f"w{rank}": special if rank == 1 else threading.Lock()}, checkpoint_id=f"{directory}/y")
+    with pytest.raises(tessera.UnsupportedError, match="pickle"):
+        future.result(60)
+    tessera.torch.async_save({f"w{rank}": special if rank == 1 else 1}, checkpoint_id=f"{directory}/y").result(60)
+
+    # A group of its own has a writer of its own, and gives its memory back when it goes.
+    other = torch.distributed.new_group(list(range(ranks)))
+    tessera.torch.async_save(state(7), checkpoint_id=f"{directory}/z", process_group=other).result(60)
+    assert len(_async._kept) == 2 and not _async._alone
+    torch.distributed.destroy_process_group(other)
+    del other
+    gc.collect()
+    assert len(_async._kept) == 1
+
+    # Some of the ranks.
+    some = torch.distributed.new_group([1])
+    if rank == 1:
+        tessera.torch.async_save({"n": 1}, checkpoint_id=f"{directory}/some", process_group=some).result(60)
+
+    # A writer of one's own beside the group.
+    with tessera.CheckpointWriter(torch.distributed.group.WORLD, idle=False) as writer:
+        writer.save({f"own{rank}": torch.ones(4), "n": 1}, f"{directory}/own")
+    assert set(tessera.open(f"{directory}/own")) == {"own0", "own1", "n"}
+
+    # Each alone.
+    tessera.torch.async_save({"n": rank}, checkpoint_id=f"{directory}/alone{rank}", no_dist=True).result(60)
+    assert len(_async._alone) == 1
+
+
+def test_two_ranks(tmp_path):
+    run_ranks(of_two_ranks, 2, str(tmp_path))
+
+
+def of_a_group_that_goes(rank, ranks, directory):
+    future = tessera.torch.async_save({"w": torch.ones(1 << 22), f"own{rank}": torch.ones(1 << 22)}, checkpoint_id=f"{directory}/a")
+    is_under_way = not future.done()
+    torch.distributed.destroy_process_group()
+    gc.collect()
+    assert is_under_way and future.result().files > 0 and not _async._kept
+    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=ranks)
+    tessera.torch.async_save({f"own{rank}": 1}, checkpoint_id=f"{directory}/b").result(60)
+
+
+def test_the_process_group_goes_away_r17(tmp_path):
+    run_ranks(of_a_group_that_goes, 2, str(tmp_path))
+    assert tessera.verify(tmp_path / "a").findings == [] and set(tessera.open(tmp_path / "b")) == {"own0", "own1"}
+
+
+def messages(rank, ranks, _):
+    from tessera.torch._group import OwnGroup
+
+    group = OwnGroup(torch.distributed.group.WORLD)
+    for mine in (b"", b"x" * (1 + rank * 1000), b"" if rank == 1 else b"\0\1"):
+        all_messages = torch.distributed.all_gather_object(found := [None] * ranks, mine) or found
+        assert group.all_gather(mine) == all_messages
+        for root in range(ranks):
+            assert group.gather(mine, root) == (all_messages if rank == root else None)
+            assert group.broadcast(mine if rank == root else b"none", root) == all_messages[root]
+            assert group.scatter(all_messages if rank == root else [], root) == mine
+
+
+def test_messages_of_any_length(tmp_path):
+    run_ranks(messages, 3, str(tmp_path))
+
+
+def one_is_killed(rank, ranks, directory):
+    state = {"w": torch.ones(1 << 20), f"own{rank}": 1}
+    tessera.torch.async_save(state, checkpoint_id=f"{directory}/a").result(60)
+    torch.distributed.barrier()
+    if rank == 1:
+        os._exit(9)
+    time.sleep(0.5)
+    try:
+        tessera.torch.async_save(state, checkpoint_id=f"{directory}/a").result(60)
+    except tessera.PeerFailedError:
+        os._exit(3)
+
+
+def test_a_rank_that_dies_is_an_error(tmp_path):
+    processes = start_ranks(one_is_killed, 2, str(tmp_path))
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [3, 9]
+    assert tessera.load(tmp_path / "a", framework="torch")["w"].all()
