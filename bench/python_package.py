@@ -75,6 +75,7 @@ def measure(bench):
     mapped(bench, python)
     converts(bench, python)
     background(bench, python, small)
+    stall(bench, python, small)
     for wheel in (ROOT / "dist").glob("*.whl"):
         print(f"\n{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB")
 
@@ -151,3 +152,12 @@ def background(bench, python, small):
         path = bench.work / f"python-async-{who}"
         commands[who] = ([*python, PEERS / "async_python.py", who, path, *small], path, None)
     rate("slow-down of training by a save in the background, seconds", alternate(commands, bench.rounds), PEER)
+
+
+def stall(bench, python, small):
+    names = {"a copy into warm memory": "copy", PEER: "torch", "torch, one stager kept": "kept", "tessera": "tessera"}
+    commands = {}
+    for name, who in names.items():
+        path = bench.work / f"python-stall-{who}"
+        commands[name] = ([*python, PEERS / "stall_python.py", who, path, *small], path, None)
+    rate("stall of a save of 500 MB in the background, from the second on, milliseconds", alternate(commands, bench.rounds), PEER)
