@@ -98,6 +98,9 @@ class Carrier(Protocol):
     def scatter(self, messages: list[bytes], root: int) -> bytes: ...
 
 
+_A_YEAR = 365 * 24 * 3600.0  # in seconds: as good as infinity
+
+
 class CheckpointWriter:
     """Saves in the background: copies tensors into memory that it keeps, and saves from there by a thread of its own.
 
@@ -137,7 +140,7 @@ class CheckpointWriter:
             "rate": _counted("rate", rate),
             "idle": idle,
             "threads": threads,
-            "end_within_ms": _counted("end_within", round(end_within * 1000)),
+            "end_within_ms": _counted("end_within", round(min(end_within, _A_YEAR) * 1000)),
         }
         self._carrier = _carrier_of(group)
         self._writer = _core.Writer(options, self._carrier)

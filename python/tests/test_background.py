@@ -420,6 +420,7 @@ def test_ranks_save_together(array, tmp_path):
 
 
 def test_options_that_make_no_sense():
+    tessera.CheckpointWriter(end_within=float("inf")).close()
     for options in ({"bytes": -1}, {"rate": -1}, {"threads": 0}, {"end_within": -1}, {"if_busy": "maybe"}):
         with pytest.raises(tessera.InvalidArgumentError):
             tessera.CheckpointWriter(**options)

@@ -126,6 +126,27 @@ def test_what_is_left_to_torch_is_saved_in_turn(tmp_path):
     assert torch.equal(tessera.load(tmp_path, framework="torch")["w"], state["w"])
 
 
+class Asked:
+    """A part of the state that counts how often it is asked."""
+
+    def __init__(self, state):
+        self.state, self.count = state, 0
+
+    def state_dict(self):
+        self.count += 1
+        return self.state
+
+    def load_state_dict(self, state):
+        raise NotImplementedError
+
+
+def test_parts_of_the_state_are_asked_once(tmp_path):
+    for tensor in (torch.ones(4), torch.ones(4).as_subclass(Own)):
+        part = Asked({"w": tensor})
+        tessera.torch.async_save({"part": part}, checkpoint_id=tmp_path).result(60)
+        assert part.count == 1 and tessera.load(tmp_path, framework="torch")["part"]["w"].all()
+
+
 class Elsewhere:
     """A writer of somebody else's."""
 

@@ -35,8 +35,8 @@ def async_save(
 ) -> Any:
     """`dcp.async_save`: copies the state, and saves it in the background. Returns a future, a `tessera.PendingSave`.
 
-    The arguments are torch's. A `tessera.CheckpointWriter` is made at the first call of a process group, beside another group of the
-    same ranks, and is kept as long as the process group is: from the second save on its memory is there. So there is one save at a time, the
+    The arguments are torch's. A `tessera.CheckpointWriter` is made at the first call of a process group, with connections of its own,
+    and is kept as long as the process group is: from the second save on its memory is there. So there is one save at a time, the
     next call waits for the last one, and raises its error if nobody has asked its future for it. The end of the program waits, too.
 
     With `async_stager`, by a process, and with another writer than ours it is torch's own `async_save`, whose future has torch's errors.
@@ -68,6 +68,7 @@ def async_save(
         told = agree(group, None, state.told)
         if _FAILED in told or _LEFT_TO_TORCH not in told:
             return saves.begin(state, writer)
+        state_dict = state.states
     staged = _Staged(state_dict, writer, group if plans else None)
     return saves.begin_by_torch(
         lambda: save(
@@ -89,11 +90,12 @@ class _State:
 
     def __init__(self, state_dict: dict[str, Any], ranks: int) -> None:
         self.told = ""  # to the other ranks
+        self.states: dict[str, Any] = {}  # of its parts that have one, too
         self._tree: Any = None
         self._failure: BaseException | None = None
         try:
-            states = _tree.states_of(state_dict)
-            self._tree = _core.make_tree(states, _tree.describe_for_ranks(ranks, states, from_devices=True))
+            self.states = _tree.states_of(state_dict)
+            self._tree = _core.make_tree(self.states, _tree.describe_for_ranks(ranks, self.states, from_devices=True))
         except _tree.LeftToTorch:
             self.told = _LEFT_TO_TORCH
             self._tree = _core.make_tree({}, _tree.describe_for_ranks(ranks, {}))  # for a save that another rank fails
