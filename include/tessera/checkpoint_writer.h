@@ -99,9 +99,9 @@ class CheckpointWriter {
   // Every rank makes one over a group of its own, which the writer's thread alone uses from now on,
   // and which lives as long as the thread. Throws `invalid_argument` for no group, for threads that
   // are not 1 to 1024 and a negative end_within, and `io` where there is no memory for the arena.
-  explicit CheckpointWriter(std::shared_ptr<Group> group, WriterOptions options = {});
+  explicit CheckpointWriter(std::shared_ptr<Group> group, const WriterOptions& options = {});
   // The same for one process.
-  explicit CheckpointWriter(WriterOptions options = {});
+  explicit CheckpointWriter(const WriterOptions& options = {});
   // Waits until all saves are decided. Those that are not ten seconds before `end_within` is over,
   // or when half of it is, are asked to end, as by SaveOptions::stop. A thread that does not end
   // then either stays behind, with its arena and its group. So does at once, and is asked for

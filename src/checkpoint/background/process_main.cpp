@@ -29,6 +29,7 @@
 #include "checkpoint/save.h"
 #include "comm/confer.h"
 #include "comm/segment.h"
+#include "storage/storage.h"
 #include "tessera/comm.h"
 #include "tessera/error.h"
 #include "tessera/library.h"

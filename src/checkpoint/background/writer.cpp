@@ -482,13 +482,13 @@ SaveResult PendingSave::result() const {
   throw Error(*outcome_->failure());
 }
 
-CheckpointWriter::CheckpointWriter(std::shared_ptr<Group> group, WriterOptions options)
+CheckpointWriter::CheckpointWriter(std::shared_ptr<Group> group, const WriterOptions& options)
     : writer_(std::make_shared<BackgroundWriter>(require_there(std::move(group)),
                                                  require_meant(options))) {
   writer_->start();
 }
 
-CheckpointWriter::CheckpointWriter(WriterOptions options)
+CheckpointWriter::CheckpointWriter(const WriterOptions& options)
     : CheckpointWriter(solo_group(), options) {}
 
 CheckpointWriter::~CheckpointWriter() {

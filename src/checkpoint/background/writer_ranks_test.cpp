@@ -9,6 +9,7 @@
 
 #include "checkpoint/background/testing.h"
 #include "layout/boxes.h"
+#include "tessera/library.h"
 
 namespace tessera {
 namespace {

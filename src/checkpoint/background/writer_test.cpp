@@ -534,6 +534,9 @@ TEST(CheckpointWriter, MemoryStaysAsItIsOver200Saves) {
 }
 
 TEST(CheckpointWriter, AChildOfForkDoesNotTouchIt_R18) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer has no threads behind a fork";
+#endif
   const GatedPlace slow;
   auto writer = std::make_unique<CheckpointWriter>(prompt());
   const PendingSave pending = writer->save(one_number(1), slow.where());
