@@ -125,6 +125,11 @@ WriterOptions writer_options(const Options& all) {
   auto milliseconds = static_cast<std::uint64_t>(options.end_within.count());
   all.get("end_within_ms", milliseconds);
   options.end_within = std::chrono::milliseconds(milliseconds);
+  all.get("process", options.process);
+  all.get("program", options.program);
+  milliseconds = static_cast<std::uint64_t>(options.silence.count());
+  all.get("silence_ms", milliseconds);
+  options.silence = std::chrono::milliseconds(milliseconds);
   return options;
 }
 

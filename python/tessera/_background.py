@@ -114,6 +114,10 @@ class CheckpointWriter:
     processor has nothing else to do: where none has, a save takes long. `threads` copy. `end_within` is how many seconds the
     end of the writer waits for what is under way; the end of the program is one, too.
 
+    With `process` it is no thread that saves but a process of its own, `tessera writer`, which outlives this one: what all ranks have
+    copied is saved although they are killed. `path` is then one that all ranks reach. `program` is the command (None: TESSERA_COMMAND of
+    the environment, or the one of this package), and who gives no sign of life for `silence` seconds is lost.
+
     >>> with tessera.CheckpointWriter() as writer:
     ...     weights = numpy.ones(3)
     ...     pending = writer.save({"w": weights}, directory + "/step900")
@@ -133,6 +137,9 @@ class CheckpointWriter:
         idle: bool = True,
         threads: int = 2,
         end_within: float = 600.0,
+        process: bool = False,
+        program: Path | None = None,
+        silence: float = 30.0,
     ) -> None:
         options = {
             "bytes": _counted("bytes", bytes),
@@ -141,6 +148,9 @@ class CheckpointWriter:
             "idle": idle,
             "threads": threads,
             "end_within_ms": _counted("end_within", round(min(end_within, _A_YEAR) * 1000)),
+            "process": process,
+            "program": (os.fspath(program) if program else _command()) if process else "",
+            "silence_ms": _counted("silence", round(min(silence, _A_YEAR) * 1000)),
         }
         self._carrier = _carrier_of(group)
         self._writer = _core.Writer(options, self._carrier)
@@ -239,6 +249,18 @@ class CheckpointWriter:
             pending.add_done_callback(lambda _: pending.exception())  # takes it: it is told here
             raise interrupt
         return pending
+
+
+def _command() -> str:
+    """Where `tessera` is. Empty: the library looks for it, and says where."""
+    if os.environ.get("TESSERA_COMMAND"):
+        return ""
+    from tessera.__main__ import command
+
+    try:
+        return command()
+    except FileNotFoundError:
+        return ""
 
 
 def _counted(name: str, number: int) -> int:

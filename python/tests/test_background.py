@@ -39,10 +39,11 @@ def loaded(path):
     return tessera.load(path, framework="numpy")
 
 
+@pytest.mark.parametrize("process", [False, True])
 @pytest.mark.parametrize("name", ["step400", "model.pt", "model.safetensors"])
-def test_what_is_saved_is_of_the_call_r15(name, array, tmp_path):
+def test_what_is_saved_is_of_the_call_r15(name, process, array, tmp_path):
     values = {"list": [1], "bytes": bytearray(b"abc")} if name != "model.safetensors" else {}
-    with tessera.CheckpointWriter() as writer:
+    with tessera.CheckpointWriter(process=process) as writer:
         for number in range(3):
             array[:] = number
             values["n"] = number
@@ -419,8 +420,28 @@ def test_ranks_save_together(array, tmp_path):
         writer.close()
 
 
+def test_a_process_finishes_what_a_killed_program_had_copied(tmp_path):
+    program = '''
+        import os, signal, sys, numpy, tessera
+        writer = tessera.CheckpointWriter(process=True, idle=False, rate=4 << 20)
+        writer.save({"w": numpy.arange(1 << 20, dtype="float32")}, sys.argv[1])
+        os.kill(os.getpid(), signal.SIGKILL)
+    '''
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "c")], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    end = time.monotonic() + 60
+    while not (tmp_path / "c/.metadata").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert (loaded(tmp_path / "c")["w"] == numpy.arange(1 << 20)).all()
+
+
+def test_a_process_that_cannot_be_started_is_an_error():
+    with pytest.raises(tessera.NotFoundError, match="/nowhere/tessera"):
+        tessera.CheckpointWriter(process=True, program="/nowhere/tessera")
+
+
 def test_options_that_make_no_sense():
     tessera.CheckpointWriter(end_within=float("inf")).close()
-    for options in ({"bytes": -1}, {"rate": -1}, {"threads": 0}, {"end_within": -1}, {"if_busy": "maybe"}):
+    for options in ({"bytes": -1}, {"rate": -1}, {"threads": 0}, {"end_within": -1}, {"if_busy": "maybe"}, {"silence": 0}):
         with pytest.raises(tessera.InvalidArgumentError):
             tessera.CheckpointWriter(**options)

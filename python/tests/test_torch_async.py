@@ -17,6 +17,7 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 import tessera  # noqa: E402
 import tessera.torch  # noqa: E402
 from tessera.torch import _async  # noqa: E402
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType  # noqa: E402
 from tests_of_torch import cleared, run_ranks, same, start_ranks, state_of  # noqa: E402
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -313,6 +314,26 @@ def of_two_ranks(rank, ranks, directory):
 
 def test_two_ranks(tmp_path):
     run_ranks(of_two_ranks, 2, str(tmp_path))
+
+
+def of_ranks_by_a_process(rank, ranks, directory):
+    kind = AsyncCheckpointerType.PROCESS
+    for number in range(3):
+        state = {f"own{rank}": torch.full((1000,), float(number)), "n": number}
+        future = tessera.torch.async_save(state, checkpoint_id=f"{directory}/step{number}", async_checkpointer_type=kind)
+        assert isinstance(future, tessera.PendingSave)
+        state[f"own{rank}"].fill_(-1)
+        future.result(60)
+    assert len(_async._kept) == 1
+
+
+def test_two_ranks_by_a_process(tmp_path):
+    run_ranks(of_ranks_by_a_process, 2, str(tmp_path))
+    for number in range(3):
+        state = {"own0": torch.zeros(1000), "own1": torch.zeros(1000), "n": -1}
+        dcp.load(state, checkpoint_id=str(tmp_path / f"step{number}"), no_dist=True)
+        assert state["n"] == number and (state["own0"] == number).all() and (state["own1"] == number).all()
+    assert not list(tmp_path.glob(".tessera*"))
 
 
 def of_a_group_that_goes(rank, ranks, directory):

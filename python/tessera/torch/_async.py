@@ -39,8 +39,11 @@ def async_save(
     and is kept as long as the process group is: from the second save on its memory is there. So there is one save at a time, the
     next call waits for the last one, and raises its error if nobody has asked its future for it. The end of the program waits, too.
 
-    With `async_stager`, by a process, and with another writer than ours it is torch's own `async_save`, whose future has torch's errors.
-    What `save` leaves to torch's planning, except tensors on a device, is copied to new memory each time, and saved by a thread.
+    By a process, that is one of the writer's, which finishes what all ranks have copied although they are killed; its
+    `tessera.CheckpointWriter` is another one than that of saves by a thread.
+
+    With `async_stager` and with another writer than ours it is torch's own `async_save`, whose future has torch's errors; so is by a
+    process what `save` leaves to torch's planning. By a thread that is, except tensors on a device, copied to new memory each time.
 
     >>> import tessera.torch, torch
     >>> future = tessera.torch.async_save({"w": torch.zeros(3)}, checkpoint_id=directory + "/step700", no_dist=True)
@@ -49,8 +52,9 @@ def async_save(
     """
     group = group_of(process_group, no_dist)  # refuses a rank that is in none
     writer = writer_of(checkpoint_id, storage_writer)
-    by_thread = async_checkpointer_type == AsyncCheckpointerType.THREAD and async_stager is None
-    if not by_thread or not isinstance(writer, FileSystemWriter):
+    by_process = async_checkpointer_type == AsyncCheckpointerType.PROCESS
+
+    def by_torch() -> Any:
         return state_dict_saver.async_save(
             state_dict,
             storage_writer=writer,
@@ -61,13 +65,20 @@ def async_save(
             no_dist=no_dist,
             use_collectives=use_collectives,
         )
-    saves = _saves_of(group, process_group)
+
+    if async_stager is not None or not isinstance(writer, FileSystemWriter):
+        return by_torch()
     plans = plans_here(writer, planner, use_collectives)
+    if by_process and not plans:
+        return by_torch()
+    saves = _saves_of(group, process_group, by_process)
     if plans:
         state = _State(state_dict, group.size if group else 1)
         told = agree(group, None, state.told)
         if _FAILED in told or _LEFT_TO_TORCH not in told:
             return saves.begin(state, writer)
+        if by_process:
+            return by_torch()
         state_dict = state.states
     staged = _Staged(state_dict, writer, group if plans else None)
     return saves.begin_by_torch(
@@ -158,27 +169,21 @@ class _Saves:
         return self._by_torch
 
 
-#: Of process groups that are still there.
-_kept: weakref.WeakKeyDictionary[Any, _Saves] = weakref.WeakKeyDictionary()
-_alone: list[_Saves] = []  # of this process without others: one or none
+#: Of process groups that are still there: by whether a process saves.
+_kept: weakref.WeakKeyDictionary[Any, dict[bool, _Saves]] = weakref.WeakKeyDictionary()
+_alone: dict[bool, _Saves] = {}  # of this process without others
 _lock = threading.Lock()
 
 
-def _saves_of(group: Group | None, process_group: Any) -> _Saves:
+def _saves_of(group: Group | None, process_group: Any, by_process: bool) -> _Saves:
     with _lock:
-        if group is None or group.size == 1:
-            if not _alone:
-                _alone.append(_Saves(_new_writer(None)))
-            return _alone[0]
-        key = process_group or dist.group.WORLD
-        if key not in _kept:
-            _kept[key] = _Saves(_new_writer(key))
-        return _kept[key]
-
-
-def _new_writer(process_group: Any) -> CheckpointWriter:
-    # Programs that call this expect a thread like any other. Beside workers that load data there may be no idle processor.
-    return CheckpointWriter(process_group, idle=False)
+        is_alone = group is None or group.size == 1
+        key = None if is_alone else process_group or dist.group.WORLD
+        known = _alone if is_alone else _kept.setdefault(key, {})
+        if by_process not in known:
+            # Programs that call this expect a thread like any other. Beside workers that load data there may be no idle processor.
+            known[by_process] = _Saves(CheckpointWriter(key, idle=False, process=by_process))
+        return known[by_process]
 
 
 def _forget() -> None:
