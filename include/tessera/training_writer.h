@@ -1,6 +1,7 @@
 // Saves of a TrainingState in the background, while the training goes on.
 //
 //   CheckpointWriter writer(mesh.writer_group(), {.process = true});  // once, beside the mesh
+//   const TrainingState state(model, optimizer);
 //   ...
 //   const PendingSave pending = save(writer, state, "run/step400");  // copies the tensors
 //   ...                                                              // the next steps
