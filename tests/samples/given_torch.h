@@ -32,6 +32,7 @@
 #include "tessera/tensor_value.h"
 #include "tessera/trace.h"
 #include "tessera/training_state.h"
+#include "tessera/training_writer.h"
 #include "tessera/unit_controls.h"
 
 namespace given {
