@@ -44,7 +44,7 @@ using std::chrono::milliseconds;
 using testing::Clock;
 
 constexpr int kMostRanks = 4;
-constexpr milliseconds kSilence{2000};
+constexpr milliseconds kSilence{1000};
 constexpr std::chrono::seconds kLimit{40};
 
 enum class How { staged, staging, rank, writer, frozen, halted, throwing };
@@ -91,7 +91,7 @@ int train(const Run& run, Group& group, int rank) {
     options.program = run.command;
     options.silence = kSilence;
     options.idle = false;
-    if (run.how == How::halted) options.rate = 400'000;  // it takes seconds
+    if (run.how == How::halted) options.rate = 600'000;  // it takes seconds
     options.end_within = milliseconds(10'000);
     const std::shared_ptr<Group> own(&group, [](Group*) {});
     CheckpointWriter writer(own, options);
