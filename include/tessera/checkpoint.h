@@ -97,7 +97,8 @@ struct Checkpoint {
   [[nodiscard]] Value load(const LoadOptions& options = {}) const;
   // The `leaves` as nested containers. This is the file's own tree, if the file holds one and no
   // leaf was removed or replaced. Otherwise it is unflatten(leaves), which may throw. The result
-  // may be changed: the checkpoint stays as it is.
+  // may be changed: the checkpoint stays as it is. A value that lies in a missing file is
+  // `incomplete`; tensors are when they are read.
   [[nodiscard]] Value tree() const;
   [[nodiscard]] const Leaf* find(std::string_view name) const;  // tensor or value; null: absent
   // What each file is to the checkpoint that lies in its directory, or that it names and that does

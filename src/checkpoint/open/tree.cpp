@@ -91,6 +91,9 @@ Leaf part_of(const Leaf& leaf, std::size_t steps) {
 }
 
 Value Checkpoint::tree() const {
+  // What stands for a value that nobody can read is no value. A tensor's elements are read later.
+  for (const Leaf& leaf : leaves)
+    if (is_missing_value(leaf.value)) require_here(leaf);
   return copy_tree(shared_tree(*this));
 }
 

@@ -54,5 +54,16 @@ TEST(Missing, ATensorWithoutElementsNeedsNoFile) {
   run_ranks(2, [&](Group& group) { (void)load(tree, directory, group); });
 }
 
+// A program that looks at the values itself gets none that nobody can read.
+TEST(Missing, AValueIsNoPartOfTheTree) {
+  const std::string directory = with_missing_file(
+      Value::dict({{"a", counting({2}, whole({2}), 1)}, {"values", Value::dict({{"dim", 40}})}}));
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const Error error = error_of([&] { (void)checkpoint.only({"values"}).tree(); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_EQ(error.key(), "values.dim");
+  EXPECT_NO_THROW((void)checkpoint.only({"a"}).tree());
+}
+
 }  // namespace
 }  // namespace tessera
