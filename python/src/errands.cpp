@@ -1,5 +1,6 @@
 #include "errands.h"
 
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <condition_variable>
@@ -12,7 +13,8 @@
 namespace tessera::python {
 namespace {
 
-thread_local bool is_on_errand = false;
+// The process in which this thread is on an errand. In a child that an errand has forked it is not.
+thread_local pid_t on_errand_in = 0;
 
 }  // namespace
 
@@ -27,7 +29,7 @@ struct Errands::State {
 };
 
 void Errands::State::serve() {
-  is_on_errand = true;
+  on_errand_in = ::getpid();
   std::unique_lock lock(mutex);
   while (true) {
     changed.wait(lock, [this] { return errand != nullptr || is_over; });
@@ -78,7 +80,7 @@ void Errands::run(const std::function<void()>& errand) {
 }
 
 bool Errands::is_on() noexcept {
-  return is_on_errand;
+  return on_errand_in != 0 && on_errand_in == ::getpid();
 }
 
 }  // namespace tessera::python

@@ -315,6 +315,27 @@ def test_a_child_of_fork_has_no_part_of_it_r18(array, tmp_path):
     assert no_more_tasks_than(tasks)
 
 
+def test_a_child_that_a_callback_forks_saves_r18(array, tmp_path):
+    def fork(_):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are threads
+            child = os.fork()
+        if child == 0:
+            wrong = 1
+            try:
+                with tessera.CheckpointWriter(idle=False) as own:
+                    own.save({"w": array[:10]}, tmp_path / "child").result()
+                wrong = 0
+            finally:
+                os._exit(wrong)
+        codes.append(os.waitpid(child, 0)[1])
+
+    codes = []
+    with tessera.CheckpointWriter(idle=False) as writer:
+        writer.save({"w": array}, tmp_path / "a").add_done_callback(fork)
+    assert codes == [0] and loaded(tmp_path / "child")["w"].size == 10
+
+
 AT_THE_END = """
     import os, sys, threading, time
     import numpy, tessera
