@@ -1,5 +1,7 @@
 #include "groups.h"
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -16,15 +18,28 @@ nb::bytes message_of(const Bytes& bytes) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
+std::string type_of(nb::handle object) {
+  return text_of(object.type().attr("__name__"));
+}
+
 Bytes bytes_of(nb::handle message) {
+  if (!PyBytes_Check(message.ptr())) {
+    throw Error(ErrorCode::invalid_argument, "`group` has brought a " + type_of(message) +
+                                                 ", and not the bytes that a rank has sent");
+  }
   const auto bytes = nb::borrow<nb::bytes>(message);
   const auto* const begin = static_cast<const std::byte*>(bytes.data());
   return {begin, begin + bytes.size()};
 }
 
-std::vector<Bytes> all_of(nb::handle messages) {
+std::vector<Bytes> all_of(nb::handle messages, int ranks) {
   std::vector<Bytes> all;
   for (const nb::handle message : messages) all.push_back(bytes_of(message));
+  if (all.size() != static_cast<std::size_t>(ranks)) {
+    throw Error(ErrorCode::invalid_argument, "`group` has brought " + std::to_string(all.size()) +
+                                                 " messages of " + std::to_string(ranks) +
+                                                 " ranks");
+  }
   return all;
 }
 
@@ -42,11 +57,11 @@ class CarriedGroup final : public Group {
   std::vector<Bytes> gather(const Bytes& mine, int root) override {
     return asked([&] {
       const nb::object all = carrier_->attr("gather")(message_of(mine), root);
-      return rank_ == root ? all_of(all) : std::vector<Bytes>();
+      return rank_ == root ? all_of(all, size_) : std::vector<Bytes>();
     });
   }
   std::vector<Bytes> all_gather(const Bytes& mine) override {
-    return asked([&] { return all_of(carrier_->attr("all_gather")(message_of(mine))); });
+    return asked([&] { return all_of(carrier_->attr("all_gather")(message_of(mine)), size_); });
   }
   Bytes broadcast(const Bytes& message, int root) override {
     return asked([&] { return bytes_of(carrier_->attr("broadcast")(message_of(message), root)); });
@@ -63,16 +78,20 @@ class CarriedGroup final : public Group {
   // A group that has failed once is of no use: its ranks are no longer at the same call.
   template <typename Call>
   std::invoke_result_t<Call> asked(const Call& call) {
-    if (!failure_.empty()) throw Error(ErrorCode::peer_failed, failure_);
+    if (failure_) throw Error(*failure_);
     std::invoke_result_t<Call> answer;
     const auto ask = [&] {
       try {
         answer = call();
         return;
       } catch (nb::python_error& error) {
-        failure_ = text_of(nb::str(error.value()));
+        const std::string said = text_of(nb::str(error.value()));
+        const std::string type = type_of(error.value());
+        failure_.emplace(ErrorCode::peer_failed, said.empty() ? type : type + ": " + said);
+      } catch (const Error& error) {
+        failure_ = error;
       }
-      throw Error(ErrorCode::peer_failed, failure_);
+      throw Error(*failure_);
     };
     if (errands_) {
       errands_->run(ask);
@@ -86,7 +105,7 @@ class CarriedGroup final : public Group {
   int size_;
   const std::shared_ptr<nb::object> carrier_;
   const std::shared_ptr<Errands> errands_;
-  std::string failure_;
+  std::optional<Error> failure_;
 };
 
 }  // namespace

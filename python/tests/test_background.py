@@ -441,6 +441,48 @@ def test_ranks_save_together(array, tmp_path):
         writer.close()
 
 
+class Strange:
+    """A group of two ranks that brings what no rank has sent."""
+
+    rank, size = 0, 2
+
+    def __init__(self, brought):
+        self.brought, self.calls = brought, 0
+
+    def all_gather(self, message):
+        self.calls += 1
+        if isinstance(self.brought, Exception):
+            raise self.brought
+        return self.brought
+
+    def gather(self, message, root):
+        return self.all_gather(message)
+
+    def broadcast(self, message, root):
+        return self.all_gather(message)
+
+    scatter = broadcast
+
+
+@pytest.mark.parametrize(
+    "brought, said",
+    [
+        ([b"", "text"], "a str, and not the bytes"),
+        ([b""], "1 messages of 2 ranks"),
+        (OSError("no way"), "OSError: no way"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_a_group_that_brings_something_else_is_an_error(brought, said, tmp_path):
+    group = Strange(brought)
+    with tessera.CheckpointWriter(group, idle=False) as writer:
+        for _ in range(2):
+            error = writer.save({"n": 1}, tmp_path / "a").exception(60)
+            assert isinstance(error, tessera.Error) and said in str(error)
+            assert isinstance(error, tessera.PeerFailedError) or not isinstance(brought, Exception)
+        assert group.calls == 1  # its ranks are no longer at the same message
+
+
 def test_a_process_finishes_what_a_killed_program_had_copied(tmp_path):
     program = '''
         import os, signal, sys, numpy, tessera
