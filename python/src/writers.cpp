@@ -14,6 +14,7 @@
 #include <thread>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "ending.h"
 #include "errands.h"
@@ -133,14 +134,46 @@ WriterOptions writer_options(const Options& all) {
   return options;
 }
 
+// The end of a writer, which may come later than that of its object.
+struct End {
+  std::shared_future<void> gone;  // ready when it has ended
+  std::stop_source closing;       // an interrupt ends the wait for it
+  std::chrono::milliseconds within{};
+  int process = ::getpid();
+
+  // Waits, and then asks what is left to stop.
+  void await(const Job& job) {
+    const Stopping interrupted(job.stop(), [this] { closing.request_stop(); });
+    if (gone.wait_for(within) == std::future_status::ready) return;
+    closing.request_stop();
+    gone.wait_for(kGrace);
+  }
+  [[nodiscard]] bool is_over() const {
+    return process != ::getpid() ||
+           gone.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+};
+
+// Of writers that callbacks have ended. Guarded by the interpreter's lock.
+std::vector<End>& ends_left() {
+  static auto& ends = *new std::vector<End>;
+  return ends;
+}
+
+void await_ends_left() {
+  for (End& end : std::exchange(ends_left(), {})) {
+    if (!end.is_over()) run_job(nb::none(), [&](Job& job) { end.await(job); });
+  }
+}
+
 class Writer {
  public:
   Writer(nb::dict given, nb::handle carrier) : errands_(std::make_shared<Errands>()) {
     const WriterOptions options = writer_options(Options(std::move(given)));
     std::shared_ptr<Group> group = group_of(carrier, errands_);
     const auto gone = std::make_shared<std::promise<void>>();
-    gone_ = gone->get_future();
-    end_within_ = options.end_within;
+    end_.gone = gone->get_future().share();
+    end_.within = options.end_within;
     run_job(nb::none(), [&](Job&) {  // which touches the arena
       writer_ = {new CheckpointWriter(std::move(group), options), [gone](CheckpointWriter* writer) {
                    delete writer;
@@ -149,7 +182,7 @@ class Writer {
     });
   }
   ~Writer() {
-    if (writer_ && process_ == ::getpid()) leave(std::move(writer_));
+    if (writer_ && end_.process == ::getpid()) leave(std::move(writer_));
   }
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -157,7 +190,8 @@ class Writer {
   Pending save(const Tree& tree, nb::handle target, nb::dict given, nb::object decided) {
     const std::string to = place_of(target);
     SaveOptions options = save_options(Options(std::move(given)));
-    const auto told = std::make_shared<Told>(errands_, std::move(decided), closing_.get_token());
+    const auto told =
+        std::make_shared<Told>(errands_, std::move(decided), end_.closing.get_token());
     options.stop = told->stop();
     return asked([&](Job& job, CheckpointWriter& writer) {
       const Stopping interrupted(job.stop(), [&] { told->drop(); });
@@ -174,16 +208,15 @@ class Writer {
     auto writer = std::exchange(writer_, nullptr);
     if (!writer) return;
     if (Errands::is_on()) {  // which its thread waits for
+      std::erase_if(ends_left(), [](const End& end) { return end.is_over(); });
+      ends_left().push_back(end_);
       leave(std::move(writer));
       return;
     }
     run_job(nb::none(), [&](Job& job) {
-      const Stopping interrupted(job.stop(), [this] { closing_.request_stop(); });
+      const Stopping interrupted(job.stop(), [this] { end_.closing.request_stop(); });
       writer.reset();
-      // Other threads may be in save(); the last one ends the writer.
-      if (gone_.wait_for(end_within_) == std::future_status::ready) return;
-      closing_.request_stop();
-      gone_.wait_for(kGrace);
+      end_.await(job);  // other threads may be in save(); the last one ends the writer
     });
   }
 
@@ -210,10 +243,7 @@ class Writer {
   }
 
   const std::shared_ptr<Errands> errands_;
-  std::stop_source closing_;  // an interrupt ends the wait of close()
-  const int process_ = ::getpid();
-  std::future<void> gone_;  // ready when the writer has ended
-  std::chrono::milliseconds end_within_{};
+  End end_;
   std::shared_ptr<CheckpointWriter> writer_;  // null once it is closed; guarded by the lock
 };
 
@@ -231,6 +261,8 @@ void bind_writers(nb::module_& module) {
       .def("wait", &Writer::wait)
       .def("close", &Writer::close)
       .def_prop_ro("is_closed", &Writer::is_closed);
+  module.def("is_on_errand", &Errands::is_on);
+  module.def("await_ends_left", await_ends_left);
   module.def("bytes_of", [](const Tree& tree) { return CheckpointWriter::bytes_of(tree.value); });
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -22,7 +23,8 @@ class PendingSave(Future[SaveReport]):
 
     `result()` is the report. It raises what failed, as `exception()` returns it, on every rank the same with the share of
     each; an error that either has told is taken, and no later call of the writer raises it. Callbacks run on a thread of
-    the writer's: the next save begins when they have returned, and a writer is not called there, except to close it.
+    the writer's: the next save begins when they have returned, and a writer is not called there, except to close it (the end of the
+    program waits for what is under way then).
     A save that was begun cannot be cancelled. In a child of fork() the calls are `invalid_argument`.
 
     >>> with tessera.CheckpointWriter() as writer:
@@ -161,6 +163,7 @@ class CheckpointWriter:
             from multiprocessing.util import Finalize
 
             Finalize(self, _end, (self._writer, os.getpid()), exitpriority=0)
+            Finalize(None, _core.await_ends_left, exitpriority=-1)
 
     def save(
         self,
@@ -292,3 +295,6 @@ def _failed(error: Exception) -> Any:
 def _end(writer: Any, process: int) -> None:
     if process == os.getpid():  # a child of fork() has no part of it
         writer.close()
+
+
+atexit.register(_core.await_ends_left)  # of writers that callbacks have ended

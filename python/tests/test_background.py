@@ -346,6 +346,16 @@ AT_THE_END = """
     pending = writer.save({"w": numpy.ones((20 if how == "short" else 1) << 20, "float32")}, directory + "/a")
     if how == "callback":
         pending.add_done_callback(lambda save: print("heard", save.result().files > 0, flush=True))
+    if how in ("closed", "dropped"):  # in a callback, while it saves
+        def end(_):
+            global writer
+            if how == "closed":
+                writer.close()
+            del writer
+            print("ended", pending.done(), flush=True)
+        other = tessera.CheckpointWriter(idle=False)
+        other.save({"w": numpy.ones(4)}, directory + "/b").add_done_callback(end)
+        other.wait()
     if how == "failed":
         pending = writer.save({"w": object()}, directory + "/b")
     if how == "raised":
@@ -363,7 +373,7 @@ AT_THE_END = """
 """
 
 
-@pytest.mark.parametrize("how", ["nothing", "callback", "failed", "raised", "daemon", "short"])
+@pytest.mark.parametrize("how", ["nothing", "callback", "closed", "dropped", "failed", "raised", "daemon", "short"])
 def test_the_end_of_the_program_waits_r12(how, tmp_path):
     for _ in range(3 if how == "daemon" else 1):
         command = [sys.executable, "-c", textwrap.dedent(AT_THE_END), tmp_path, how]
@@ -373,7 +383,7 @@ def test_the_end_of_the_program_waits_r12(how, tmp_path):
             assert "cancelled" in ended.stderr and not (tmp_path / "a").exists()
             continue
         assert (loaded(tmp_path / "a")["w"] == 1).all()
-        assert ended.stdout == ("heard True\n" if how == "callback" else "")
+        assert ended.stdout == {"callback": "heard True\n", "closed": "ended False\n", "dropped": "ended False\n"}.get(how, "")
         said = {"failed": "nobody took its error", "raised": "the training"}.get(how, "")
         assert said in ended.stderr and (said or how == "daemon" or ended.stderr == "")
 
