@@ -39,6 +39,7 @@ class PendingSave(Future[SaveReport]):
         self._state_described = state
         self._cause: BaseException | None = None
         self._is_told = threading.Lock()  # taken by who tells that it is decided
+        self._is_heard = threading.Event()  # when callbacks have returned
         self._pending: Any = None  # of _core
 
     def staged(self) -> bool:
@@ -84,7 +85,10 @@ class PendingSave(Future[SaveReport]):
     def _tell(self) -> None:
         """It is decided. What came of it is looked up when somebody asks: until then nobody has taken an error."""
         if self._is_told.acquire(blocking=False):
-            self.set_result(None)  # type: ignore[arg-type]
+            try:
+                self.set_result(None)  # type: ignore[arg-type]
+            finally:
+                self._is_heard.set()
 
 
 class Carrier(Protocol):
@@ -200,8 +204,10 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Waits until all saves are decided and all callbacks have returned. Raises an error that nobody has taken."""
-        if self._last is not None and not self._writer.is_closed:
-            self._last._wait(None)  # which Ctrl-C ends
+        last = self._last
+        if last is not None and not self._writer.is_closed and not _core.is_on_errand():
+            last._wait(None)  # which Ctrl-C ends, and the next wait, too
+            last._is_heard.wait()
         self._writer.wait()
 
     def close(self) -> None:
@@ -247,7 +253,8 @@ class CheckpointWriter:
         pending._pending = self._writer.save(made, os.fspath(path), options, pending._tell)
         if pending._pending.done():  # nobody hears of what is refused at once
             pending._tell()
-        self._last = pending
+        else:
+            self._last = pending
         if interrupt is not None:
             pending.add_done_callback(lambda _: pending.exception())  # takes it: it is told here
             raise interrupt

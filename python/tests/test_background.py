@@ -266,6 +266,22 @@ def test_ctrl_c_ends_waits(array, tmp_path):
         writer.save({"w": array[:10]}, tmp_path / "b").result()
 
 
+def test_ctrl_c_ends_a_wait_for_callbacks(array, tmp_path):
+    go = threading.Event()
+    with tessera.CheckpointWriter(idle=False, if_busy="refuse", rate=SLOW // 2) as writer:
+        pending = writer.save({"w": array}, tmp_path / "a")
+        pending.add_done_callback(lambda _: go.wait(60))
+        assert not writer.save({"w": array}, tmp_path / "b").staged()  # refused
+        assert interrupted(writer.wait) < 1.5
+        pending.result()
+        begin = time.monotonic()
+        threading.Timer(5, go.set).start()
+        assert interrupted(writer.wait) < 2 and interrupted(writer.wait) < 2
+        go.set()
+        writer.wait()
+        assert time.monotonic() - begin < 4
+
+
 def test_ctrl_c_ends_the_end(array, tmp_path):
     writer = tessera.CheckpointWriter(idle=False, rate=SLOW // 8)
     pending = writer.save({"w": array}, tmp_path / "a")
