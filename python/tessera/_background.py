@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -243,7 +244,7 @@ class CheckpointWriter:
         try:
             made = tree()
         except Exception as error:
-            pending._cause = error
+            pending._cause = without_frames(error)
             made = _failed(error)
         except BaseException as error:
             if self._carrier is None:
@@ -259,6 +260,21 @@ class CheckpointWriter:
             pending.add_done_callback(lambda _: pending.exception())  # takes it: it is told here
             raise interrupt
         return pending
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """The same, which says where it was raised (from Python 3.11 on), and no longer keeps the state that was there: a frame has
+    those of its callers, and all their variables."""
+    if error.__traceback__ is not None and hasattr(error, "add_note"):
+        error.add_note("".join(["raised here:\n", *traceback.format_tb(error.__traceback__)]).rstrip())
+    rest, seen = [error], set[int]()
+    while rest:
+        one = rest.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            rest.extend(linked for linked in (one.__cause__, one.__context__) if linked is not None)
+    return error
 
 
 def _command() -> str:

@@ -114,9 +114,10 @@ class DescribedState:
 
     def tree(self) -> Any:
         """Of `_core`."""
-        tree = _core.make_tree(self._state, self._describe)
-        self._state = None
-        return tree
+        try:
+            return _core.make_tree(self._state, self._describe)
+        finally:
+            self._state = None  # also that of a save that fails, whose future may be kept
 
     def _describe(self, thing: Any) -> Description:
         found = describe(thing)

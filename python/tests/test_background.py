@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 
 import numpy
 import pytest
@@ -205,36 +206,47 @@ def test_memory_stays_as_it_is(tmp_path):
 
 
 def test_callbacks_may_end_a_writer_but_not_call_it(array, tmp_path):
-    writer = tessera.CheckpointWriter(idle=False, rate=SLOW)
+    writer, other = tessera.CheckpointWriter(idle=False, rate=SLOW), tessera.CheckpointWriter(idle=False, rate=SLOW // 4)
+    later = other.save({"w": array}, tmp_path / "later")
     raised, done = [], threading.Event()
 
     def hear(pending):
-        for call in (lambda: writer.save({"w": array}, tmp_path / "b"), writer.wait, lambda: later.result()):
+        calls = (lambda: writer.save({"w": array}, tmp_path / "b"), writer.wait, later.result, later.exception, other.wait)
+        for call in calls:
             try:
                 call()
             except tessera.InvalidArgumentError as error:
                 raised.append(str(error))
+        raised.append(later.done())
         writer.close()
         done.set()
 
-    pending = writer.save({"w": array}, tmp_path / "a")
-    later = tessera.PendingSave()
-    later._pending = Undecided(pending)
+    pending = writer.save({"w": array[: SIZE // 4]}, tmp_path / "a")
     pending.add_done_callback(hear)
-    assert done.wait(60) and len(raised) == 3
-    assert pending.result().files > 0
+    assert done.wait(60) and len(raised) == 6 and raised.pop() is False and all("a callback" in text for text in raised)
+    assert pending.result().files > 0 and later.result().files > 0
+    other.close()
     with pytest.raises(tessera.InvalidArgumentError, match="closed"):
         writer.save({"w": array}, tmp_path / "b")
 
 
-class Undecided:
-    """What `_core` has of a save that goes on."""
+def test_a_save_that_failed_does_not_keep_the_state(tmp_path):
+    class Part:
+        def __init__(self):
+            self.array = numpy.ones(4)
 
-    def __init__(self, save):
-        self.result = save._pending.result
+    def failed(writer):
+        part = Part()
+        return weakref.ref(part), weakref.ref(part.array), writer.save({"w": part.array, "x": part}, tmp_path / "a")
 
-    def require_may_wait(self):
-        raise tessera.InvalidArgumentError("invalid_argument: waits for such a save")
+    with tessera.CheckpointWriter(idle=False) as writer:
+        part, array, pending = failed(writer)
+        error = pending.exception()
+        assert sys.version_info < (3, 11) or "in _begin" in error.__cause__.__notes__[0]
+        del error
+        gc.collect()
+        assert part() is None and array() is None
+        assert pending.exception() is not None
 
 
 def test_a_writer_that_nobody_has_any_more_waits_for_its_saves(array, tmp_path):
