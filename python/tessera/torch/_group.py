@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
+import functools
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -61,6 +63,24 @@ class Group:
             torch.accelerator.set_device_index(self._device)
 
 
+_A_YEAR = datetime.timedelta(days=365)
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _noted(call: _Call) -> _Call:
+    """Whoever has failed is marked."""
+
+    @functools.wraps(call)
+    def noted(group: OwnGroup, *arguments: Any) -> Any:
+        try:
+            return call(group, *arguments)
+        except BaseException:
+            group.has_failed = True
+            raise
+
+    return cast(_Call, noted)
+
+
 class OwnGroup:
     """The same ranks, with connections of their own that torch does not know of: for threads beside the training, whose collectives
     their messages never meet. It outlives the process group. All its ranks make one."""
@@ -74,7 +94,11 @@ class OwnGroup:
         c10d: Any = dist  # whose annotations lack much
         store = c10d.PrefixStore(f"tessera/{name}", c10d.distributed_c10d._get_default_store())
         self._gloo: Any = c10d.ProcessGroupGloo(store, self.rank, self.size, c10d.constants.default_pg_timeout)
+        # Ranks may save hours apart. Of one that dies the connections are closed.
+        self._gloo._set_default_timeout(_A_YEAR)
+        self.has_failed = False  # then its ranks are no longer at the same message
 
+    @_noted
     def gather(self, message: bytes, root: int) -> list[bytes] | None:
         sizes = self._sizes(len(message))
         found = _memory_for(sizes) if self.rank == root else []
@@ -83,17 +107,20 @@ class OwnGroup:
         self._gloo.gather([found] if found else [], [_padded(message, max(sizes))], options).wait()
         return _without_padding(found, sizes) if found else None
 
+    @_noted
     def all_gather(self, message: bytes) -> list[bytes]:
         sizes = self._sizes(len(message))
         found = _memory_for(sizes)
         self._gloo.allgather([found], [_padded(message, max(sizes))]).wait()
         return _without_padding(found, sizes)
 
+    @_noted
     def broadcast(self, message: bytes, root: int) -> bytes:
         (size,) = self._tell(torch.tensor([len(message)]), root).tolist()
         found = self._tell(_padded(message if self.rank == root else b"", size), root)
         return _without_padding([found], [size])[0]
 
+    @_noted
     def scatter(self, messages: list[bytes], root: int) -> bytes:
         mine = [len(message) for message in messages] if self.rank == root else [0] * self.size
         sizes = self._tell(torch.tensor(mine), root).tolist()
