@@ -1,6 +1,7 @@
 """`tessera.torch.async_save` stands on one `CheckpointWriter` of each process group."""
 
 import copy
+import datetime
 import gc
 import os
 import subprocess
@@ -214,21 +215,31 @@ def test_a_child_of_fork_saves_by_a_writer_of_its_own_r18(tmp_path):
 
 
 AT_THE_END = """
-    import sys, warnings
+    import sys, time, warnings
     import torch, tessera.torch
 
-    warnings.simplefilter("ignore")
-    state = {"w": torch.ones(1 << 24)}
-    tessera.torch.async_save(state, checkpoint_id=sys.argv[1], no_dist=True)
+    class Late(torch.distributed.checkpoint.DefaultSavePlanner):
+        def create_local_plan(self):
+            time.sleep(1)
+            return super().create_local_plan()
+
+    warnings.filterwarnings("ignore", message="torch.distributed is")
+    state = {"w": torch.ones(1 << 24), "v": torch.ones(1)}
+    planner = Late() if sys.argv[2] == "torch" else None
+    tessera.torch.async_save(state, checkpoint_id=sys.argv[1], planner=planner, no_dist=True)
     state["w"].zero_()
 """
 
 
-def test_the_end_of_the_program_waits_r12(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(AT_THE_END), tmp_path / "a"]
+@pytest.mark.parametrize("who", ["us", "torch"])
+def test_the_end_of_the_program_waits_r12(who, tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(AT_THE_END), tmp_path / "a", who]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert tessera.load(tmp_path / "a", framework="torch")["w"].all()
+    (tmp_path / "file").write_text("no directory")
+    ended = subprocess.run([*command[:3], tmp_path / "file", who], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and "nobody took its error" in ended.stderr
 
 
 def loaded_by_both(expected, path):
@@ -316,6 +327,62 @@ def test_two_ranks(tmp_path):
     run_ranks(of_two_ranks, 2, str(tmp_path))
 
 
+def of_calls_in_callbacks(rank, ranks, directory):
+    refused = []
+
+    def call(_):
+        try:
+            tessera.torch.async_save({"n": 1}, checkpoint_id=f"{directory}/b")
+        except tessera.InvalidArgumentError:
+            refused.append(rank)
+
+    future = tessera.torch.async_save({f"own{rank}": torch.ones(1 << 22)}, checkpoint_id=f"{directory}/a")
+    if rank == 0:
+        future.add_done_callback(call)
+    future.result(60)
+    tessera.torch.async_save({"n": 2}, checkpoint_id=f"{directory}/c").result(60)
+    assert refused == [0] * (rank == 0)
+
+
+def test_a_callback_of_one_rank_may_not_save(tmp_path):
+    run_ranks(of_calls_in_callbacks, 2, str(tmp_path))
+    assert not (tmp_path / "b").exists()
+
+
+def of_connections_that_are_lost(rank, ranks, directory):
+    saves = [tessera.torch.async_save({"n": 1}, checkpoint_id=f"{directory}/a")]
+    saves[0].result(60)
+    before = _async._kept[torch.distributed.group.WORLD][False]
+    before._writer._carrier._gloo = None
+    future = tessera.torch.async_save({"n": 2}, checkpoint_id=f"{directory}/a")
+    failure = future.exception(60)
+    assert isinstance(failure, tessera.PeerFailedError) and "AttributeError: " in str(failure), repr(failure)
+    tessera.torch.async_save({"n": 3}, checkpoint_id=f"{directory}/a").result(60)
+    assert _async._kept[torch.distributed.group.WORLD][False] is not before
+
+
+def test_connections_that_are_lost_are_made_anew(tmp_path):
+    run_ranks(of_connections_that_are_lost, 2, str(tmp_path))
+    assert tessera.load(tmp_path / "a")["n"] == 3
+
+
+def of_messages_far_apart(rank, ranks, _):
+    from tessera.torch._group import OwnGroup
+
+    torch.distributed.constants.default_pg_timeout = datetime.timedelta(seconds=1)
+    group = OwnGroup(torch.distributed.group.WORLD)
+    for late in range(ranks):
+        if rank == late:
+            time.sleep(2)
+        assert group.all_gather(b"x") == [b"x"] * ranks
+        assert group.broadcast(b"y", 0) == b"y" and group.scatter([b"z"] * ranks, 1) == b"z"
+        assert (group.gather(b"g", 0) or [b"g"])[0] == b"g"
+
+
+def test_messages_may_be_far_apart():
+    run_ranks(of_messages_far_apart, 2, None)
+
+
 def of_ranks_by_a_process(rank, ranks, directory):
     kind = AsyncCheckpointerType.PROCESS
     for number in range(3):
@@ -324,7 +391,19 @@ def of_ranks_by_a_process(rank, ranks, directory):
         assert isinstance(future, tessera.PendingSave)
         state[f"own{rank}"].fill_(-1)
         future.result(60)
-    assert len(_async._kept) == 1
+    assert _async._kept[torch.distributed.group.WORLD].keys() == {True}
+    assert ["writer"] in [arguments[1:2] for arguments in of_children()]
+
+
+def of_children():
+    """The command lines of the processes that this one has started."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as stat, open(f"/proc/{name}/cmdline") as line:
+                if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
+                    yield line.read().split("\0")
+        except FileNotFoundError:  # it has ended
+            pass
 
 
 def test_two_ranks_by_a_process(tmp_path):

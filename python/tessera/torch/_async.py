@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures.thread  # noqa: F401: see the end of this file
+import io
 import os
 import threading
+import warnings
 import weakref
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.tensor import DTensor
 
 from tessera import _core
-from tessera._background import CheckpointWriter
+from tessera._background import CheckpointWriter, without_frames
+from tessera._errors import CancelledError, Error, InvalidArgumentError, UnsupportedError
 from tessera.torch import _tree
-from tessera.torch._group import Group, agree, group_of
+from tessera.torch._group import Group, agree, error_of_ranks, group_of
 from tessera.torch._save import options_of, plans_here, save, writer_of
 from tessera.torch._writer import FileSystemWriter
 
@@ -38,58 +44,70 @@ def async_save(
     The arguments are torch's. A `tessera.CheckpointWriter` is made at the first call of a process group, with connections of its own,
     and is kept as long as the process group is: from the second save on its memory is there. So there is one save at a time, the
     next call waits for the last one, and raises its error if nobody has asked its future for it. The end of the program waits, too.
+    Callbacks of a save do not call this. While tensors on a device are copied, the host has them twice.
 
     By a process, that is one of the writer's, which finishes what all ranks have copied although they are killed; its
     `tessera.CheckpointWriter` is another one than that of saves by a thread.
 
     With `async_stager` and with another writer than ours it is torch's own `async_save`, whose future has torch's errors; so is by a
-    process what `save` leaves to torch's planning. By a thread that is, except tensors on a device, copied to new memory each time.
+    process what `save` leaves to torch's planning. By a thread such a state, except tensors on a device, is copied to new memory each
+    time, and as its collectives are those of `process_group`, the next call begins when it has ended. A `storage_writer` saves with
+    the directory and the options that it has at the call.
 
     >>> import tessera.torch, torch
     >>> future = tessera.torch.async_save({"w": torch.zeros(3)}, checkpoint_id=directory + "/step700", no_dist=True)
     >>> future.result().total_bytes > 0
     True
     """
+    if _core.is_on_errand():
+        raise InvalidArgumentError("invalid_argument: async_save is called by a callback of a save in the background")
     group = group_of(process_group, no_dist)  # refuses a rank that is in none
+    kept = _kept_of(group, process_group)
+    kept.wait_for_left()  # before anything of this call is sent over the group, or changes what that save has
     writer = writer_of(checkpoint_id, storage_writer)
     by_process = async_checkpointer_type == AsyncCheckpointerType.PROCESS
+    is_ours = async_stager is None and isinstance(writer, FileSystemWriter)
+    own = writer.for_one_save() if is_ours else writer
 
     def by_torch() -> Any:
         return state_dict_saver.async_save(
-            state_dict,
-            storage_writer=writer,
+            _with_copies_of_what_torch_shares(_tree.states_of(state_dict)) if is_ours else state_dict,
+            storage_writer=own,
             planner=planner,
             process_group=process_group,
             async_checkpointer_type=async_checkpointer_type,
-            async_stager=async_stager,
+            async_stager=writer if is_ours else async_stager,
             no_dist=no_dist,
             use_collectives=use_collectives,
         )
 
-    if async_stager is not None or not isinstance(writer, FileSystemWriter):
-        return by_torch()
-    plans = plans_here(writer, planner, use_collectives)
-    if by_process and not plans:
-        return by_torch()
-    saves = _saves_of(group, process_group, by_process)
+    plans = is_ours and plans_here(writer, planner, use_collectives)
+    if not is_ours or (by_process and not plans):
+        return kept.begin_by_torch(by_torch)
     if plans:
-        state = _State(state_dict, group.size if group else 1)
-        told = agree(group, None, state.told)
+        state = _State(state_dict, kept)
+        told = agree(group, None, (state.told, kept.has_failed(by_process)))
+        if any(has_failed for _, has_failed in told):
+            kept.forget(by_process)
+        told = [one for one, _ in told]
         if _FAILED in told or _LEFT_TO_TORCH not in told:
-            return saves.begin(state, writer)
-        if by_process:
-            return by_torch()
+            return kept.begin(by_process, state, writer)
         state_dict = state.states
-    staged = _Staged(state_dict, writer, group if plans else None)
-    return saves.begin_by_torch(
-        lambda: save(
-            staged.get(),
-            storage_writer=writer,
+        if by_process:
+            return kept.begin_by_torch(by_torch)
+    staged = _Staged(state_dict, writer, kept, group if use_collectives else None, asked=plans)
+    # Where the library plans, `save` itself tells the ranks first of all what has failed on one of them.
+    return kept.begin_left(
+        staged,
+        lambda state: save(
+            state,
+            storage_writer=own,
             planner=planner,
             process_group=process_group,
             no_dist=no_dist,
             use_collectives=use_collectives,
-        )
+        ),
+        tells=plans,
     )
 
 
@@ -99,12 +117,14 @@ _FAILED, _LEFT_TO_TORCH = "failed", "left to torch"
 class _State:
     """What this rank saves, or why it cannot."""
 
-    def __init__(self, state_dict: dict[str, Any], ranks: int) -> None:
+    def __init__(self, state_dict: dict[str, Any], kept: _OfGroup) -> None:
         self.told = ""  # to the other ranks
         self.states: dict[str, Any] = {}  # of its parts that have one, too
         self._tree: Any = None
         self._failure: BaseException | None = None
+        ranks = kept.ranks
         try:
+            kept.require_taken()
             self.states = _tree.states_of(state_dict)
             self._tree = _core.make_tree(self.states, _tree.describe_for_ranks(ranks, self.states, from_devices=True))
         except _tree.LeftToTorch:
@@ -121,77 +141,245 @@ class _State:
 
 
 class _Staged:
-    """A copy of the state."""
+    """A copy of the state, or why there is none."""
 
-    def __init__(self, state_dict: dict[str, Any], writer: FileSystemWriter, told: Group | None) -> None:
-        """`told`: the ranks that first hear of each other in the save, and so of what fails here."""
-        self._told = told
+    def __init__(
+        self, state_dict: dict[str, Any], writer: FileSystemWriter, kept: _OfGroup, group: Group | None, asked: bool
+    ) -> None:
+        """`group`: the ranks that have to hear of what fails here. `asked`: the parts of the state were."""
+        self.group = group
+        self.raised: BaseException | None = None  # here, and not by the future
+        self.failure: Exception | None = None
         self._staged: Any = None
-        self._failure: Exception | None = None
         try:
-            states = _tree.states_of(state_dict)
-            plans_itself = any(_tree.speaks(leaf.value, "__create_write_items__") for leaf in _tree.leaves(states))
-            # torch's newer stager alone keeps attributes, and the older one alone copies all that torch can save.
-            stager = DefaultStager(StagingOptions(False, False, False, False)) if plans_itself else writer
-            self._staged = stager.stage(states)
+            self.raised = kept.untaken or kept.wait_for_writers()
+            if self.raised is None:
+                self._staged = _copied(state_dict if asked else _tree.states_of(state_dict), writer)
+            else:
+                kept.require_taken(self.raised)
         except Exception as error:
-            self._failure = error
+            without_frames(error)
+            self.failure = error
+        except BaseException as error:
+            self.raised = error
+            self.failure = CancelledError("cancelled: interrupted")
 
-    def get(self) -> Any:
-        if self._failure is not None:
-            agree(self._told, self._failure)
-        return self._staged
+    def take(self) -> Any:
+        staged, self._staged = self._staged, None
+        return staged
+
+
+def _copied(states: dict[str, Any], writer: FileSystemWriter) -> Any:
+    try:
+        plans_itself = any(_tree.speaks(leaf.value, "__create_write_items__") for leaf in _tree.leaves(states))
+        if plans_itself:  # torch's newer stager alone keeps attributes, and the older one alone copies all that torch can save
+            return DefaultStager(StagingOptions(False, False, False, False)).stage(states)
+        return writer.stage(_with_copies_of_what_torch_shares(states))
+    except (Error, MemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedError(f"unsupported: torch cannot copy this state: {type(error).__name__}: {error}") from error
+
+
+def _with_copies_of_what_torch_shares(state: Any) -> Any:
+    """torch's older stager gives back DTensors of no dimension and files in memory as they are."""
+    if isinstance(state, DTensor):
+        if state.dim() > 0:
+            return state
+        return state.detach().clone().requires_grad_(state.requires_grad)
+    if isinstance(state, io.BytesIO):
+        copy = io.BytesIO(state.getvalue())
+        copy.seek(state.tell())
+        return copy
+    if isinstance(state, dict):
+        return {key: _with_copies_of_what_torch_shares(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):  # which the stager makes plain ones, too
+        copies = [_with_copies_of_what_torch_shares(value) for value in state]
+        return copies if isinstance(state, list) else tuple(copies)
+    return state
+
+
+class _Left(Future[Any]):
+    """A save that is left to torch's planning. It knows whether somebody has taken its error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self.is_taken = False
+
+    def result(self, timeout: float | None = None) -> Any:
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
+        self.is_taken = True
+        return error
+
+    def untaken(self) -> BaseException | None:
+        return None if self.is_taken or not self.done() else super().exception()
+
+    def run(self, work: Any) -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            self.set_exception(without_frames(error))
+        else:
+            self.set_result(result)
+        finally:
+            _under_way.discard(self)
 
 
 class _Saves:
-    """Those of a process group, one after the other."""
+    """Those of a writer, one after the other."""
 
     def __init__(self, writer: CheckpointWriter) -> None:
         self._writer = writer
-        self._by_torch: Future[Any] | None = None
 
     def begin(self, state: _State, writer: FileSystemWriter) -> Any:
-        if self._by_torch is not None:
-            wait([self._by_torch])
-            self._by_torch = None
         return self._writer._begin(state.tree, writer.directory, options_of(writer))
 
-    def begin_by_torch(self, work: Any) -> Any:
-        before = [future for future in (self._writer._last, self._by_torch) if future is not None]
+    def wait(self) -> None:
+        self._writer.wait()
 
-        def save_next() -> Any:
-            wait(before)
-            return work()
-
-        executor = ThreadPoolExecutor(1)
-        self._by_torch = executor.submit(save_next)
-        executor.shutdown(wait=False)
-        return self._by_torch
+    @property
+    def has_failed(self) -> bool:
+        return getattr(self._writer._carrier, "has_failed", False)
 
 
-#: Of process groups that are still there: by whether a process saves.
-_kept: weakref.WeakKeyDictionary[Any, dict[bool, _Saves]] = weakref.WeakKeyDictionary()
-_alone: dict[bool, _Saves] = {}  # of this process without others
+class _OfGroup(dict[bool, _Saves]):
+    """What is kept for a process group: its writers, by whether a process saves, and the last save that was left to torch."""
+
+    def __init__(self, ranks: int = 1, process_group: Any = None) -> None:
+        super().__init__()
+        self.ranks = ranks
+        self._group = weakref.ref(process_group) if process_group is not None else lambda: None
+        self._left: Future[Any] | None = None
+        self._lock = threading.Lock()
+
+    def saves(self, by_process: bool) -> _Saves:
+        with self._lock:  # all ranks make one
+            if by_process not in self:
+                # Programs that call this expect a thread like any other. Beside workers that load data there may be no idle processor.
+                self[by_process] = _Saves(CheckpointWriter(self._group(), idle=False, process=by_process))
+            return self[by_process]
+
+    def has_failed(self, by_process: bool) -> bool:
+        """Whether the connections of this rank's writer are of no use any more."""
+        return by_process in self and self[by_process].has_failed
+
+    def forget(self, by_process: bool) -> None:
+        self.pop(by_process, None)
+
+    def wait_for_left(self) -> None:
+        """Raises its error if nobody has taken that. Of several ranks the others have to hear of it: later."""
+        if self._left is not None:
+            wait([self._left])
+            error = self.untaken
+            if error is not None and self.ranks == 1:
+                self._left = None
+                raise error
+
+    @property
+    def untaken(self) -> BaseException | None:
+        """The error of the last save that was left to torch, where nobody has taken it."""
+        return self._left.untaken() if isinstance(self._left, _Left) else None
+
+    def require_taken(self, error: BaseException | None = None) -> None:
+        """Throws what the other ranks hear of that, or of another error of an earlier save."""
+        error = error or self.untaken
+        if error is None:
+            return
+        said = error_of_ranks({0: error}) if not isinstance(error, Error) else error
+        text = f"{said.code}: an earlier save had failed: {said.text.removeprefix(f'{said.code}: ')}"
+        raise type(said)(text, said.path, said.key, said.offset)
+
+    def begin(self, by_process: bool, state: _State, writer: FileSystemWriter) -> Any:
+        pending = self.saves(by_process).begin(state, writer)
+        error, self._left = self.untaken, None
+        if error is not None:
+            pending.add_done_callback(lambda save: save.exception())  # takes it: it is told here
+            raise error
+        return pending
+
+    def wait_for_writers(self) -> BaseException | None:
+        """Returns the error of a save that nobody has taken."""
+        try:
+            for saves in list(self.values()):
+                saves.wait()
+        except Error as error:
+            return error
+        return None
+
+    def begin_by_torch(self, begin: Any) -> Any:
+        """A save of torch's own, whose ranks hear nothing of an earlier one."""
+        self.warn()
+        begun = begin()
+        if self.ranks > 1:  # its collectives are the group's
+            self._left = getattr(begun, "upload_completion", begun)
+        return begun
+
+    def warn(self) -> None:
+        error, self._left = self.untaken, None
+        if error is not None:
+            warnings.warn(f"an earlier save in the background has failed, and nobody took its error: {error}", stacklevel=4)
+
+    def begin_left(self, staged: _Staged, work: Any, tells: bool) -> _Left:
+        """`work` saves a state that is left to torch, and with `tells` begins by an `agree`."""
+        self._left = None
+        if staged.raised is not None and staged.group is None:
+            raise staged.raised
+        left = _Left()
+
+        def save_it() -> Any:
+            if staged.failure is not None or not tells:
+                agree(staged.group, staged.failure)
+            return work(staged.take())
+
+        self._left = left
+        _under_way.add(left)
+        threading.Thread(target=left.run, args=(save_it,), name="tessera async_save").start()
+        if staged.raised is not None:
+            left.is_taken = True  # it is told here
+            raise staged.raised
+        return left
+
+
+#: Of process groups that are still there.
+_kept: weakref.WeakKeyDictionary[Any, _OfGroup] = weakref.WeakKeyDictionary()
+_alone = _OfGroup()  # of this process without others
 _lock = threading.Lock()
+_under_way: set[_Left] = set()
 
 
-def _saves_of(group: Group | None, process_group: Any, by_process: bool) -> _Saves:
+def _kept_of(group: Group | None, process_group: Any) -> _OfGroup:
+    if group is None or group.size == 1:
+        return _alone
+    key = process_group or dist.group.WORLD
     with _lock:
-        is_alone = group is None or group.size == 1
-        key = None if is_alone else process_group or dist.group.WORLD
-        known = _alone if is_alone else _kept.setdefault(key, {})
-        if by_process not in known:
-            # Programs that call this expect a thread like any other. Beside workers that load data there may be no idle processor.
-            known[by_process] = _Saves(CheckpointWriter(key, idle=False, process=by_process))
-        return known[by_process]
+        if key not in _kept:
+            _kept[key] = _OfGroup(group.size, key)
+        return _kept[key]
 
 
 def _forget() -> None:
     """In a child of fork(): they are its parent's, and so is who has the lock."""
-    global _lock
+    global _lock, _alone
     _lock = threading.Lock()
     _kept.clear()
-    _alone.clear()
+    _under_way.clear()
+    _alone = _OfGroup()
+
+
+def _warn_at_the_end() -> None:
+    for kept in (_alone, *_kept.values()):
+        kept.warn()
 
 
 os.register_at_fork(after_in_child=_forget)
+atexit.register(_warn_at_the_end)
+# At the end of the program executors take no more work, before threads are waited for. A save has such. What was registered last
+# is called first, which is ours: `concurrent.futures.thread` has been imported.
+threading._register_atexit(lambda: wait(list(_under_way)))  # type: ignore[attr-defined]

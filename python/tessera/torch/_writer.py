@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import threading
@@ -129,6 +130,12 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     def directory(self) -> str:
         """The path or URL as it was given."""
         return self._given
+
+    def for_one_save(self) -> FileSystemWriter:
+        """As it is now: a save that begins later has this directory and these options, whatever becomes of `self`."""
+        own = copy.copy(self)
+        own.save_id = str(uuid.uuid4())
+        return own
 
     @property
     def plans_here(self) -> bool:
