@@ -55,7 +55,8 @@ class PickleStream {
   static constexpr std::size_t kWindow = std::size_t{1} << 20;
   static constexpr std::size_t kFrameHeader = 9;
 
-  std::byte* room(std::size_t size) {
+  // Each opcode asks: a call for it would be a fifth of the time of an encoding.
+  [[gnu::always_inline]] std::byte* room(std::size_t size) {
     if (used_ + size > buffer_.size()) buffer_.resize(2 * (used_ + size));
     std::byte* at = buffer_.data() + used_;
     used_ += size;
