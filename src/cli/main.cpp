@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <sstream>
@@ -14,7 +15,6 @@
 
 #include <fmt/format.h>
 
-#include "base/text.h"
 #include "checkpoint/background/process.h"
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
@@ -328,6 +328,6 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow (ulimit -f) fails with EFBIG then
   // No command of people: what a CheckpointWriter starts. The number is a connection's descriptor.
   if (argc == 3 && std::string_view(argv[1]) == "writer")
-    return run_writer_process(plain_number(argv[2]).value_or(-1));
+    return run_writer_process(std::atoi(argv[2]));
   return delivered(argc, argv);
 }

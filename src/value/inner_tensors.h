@@ -18,7 +18,9 @@ struct InnerTensor {
 
 // Every tensor below `value`, itself left out, at any depth; a node that is there several times
 // comes once. Valid while `value` is not changed.
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 [[nodiscard]] std::vector<InnerTensor> inner_tensors(const Value& value);
+#pragma GCC visibility pop
 
 struct NamedTensor {
   std::string name;  // of the leaf, and the way from it

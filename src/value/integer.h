@@ -19,7 +19,9 @@ namespace tessera {
 // digits.
 [[nodiscard]] Integer integer_from_decimal(std::string_view text);
 // Integers too long to be useful as digits become "<integer of N bytes>".
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 [[nodiscard]] std::string to_decimal(const Integer& integer);
+#pragma GCC visibility pop
 [[nodiscard]] double to_real(const Integer& integer);
 
 }  // namespace tessera

@@ -29,7 +29,9 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 [[nodiscard]] std::string rank_metadata(int rank);
 [[nodiscard]] bool is_rank_metadata(std::string_view name);
 // Whose data file `__{rank}_...` is; none: the name does not say.
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 [[nodiscard]] std::optional<int> rank_of_data_file(std::string_view name);
+#pragma GCC visibility pop
 
 // The data files that a `.metadata` names.
 [[nodiscard]] std::set<std::string> named_files(const dcp::Metadata& metadata);

@@ -60,7 +60,9 @@ void require_whole(const Value& tree, const std::string& path);
                                                              Checkpoint& checkpoint);
 // With modules as they were pickled, whose every tensor belongs to the files; as Checkpoint::open
 // has them where that is `unsafe`.
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 [[nodiscard]] Checkpoint open_as_pickled(const Location& where, OpenOptions options);
+#pragma GCC visibility pop
 // All of these files together.
 [[nodiscard]] Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
                                           const std::vector<ObjectInfo>& files,

@@ -50,8 +50,10 @@ class Choice {
 };
 
 // Throws `not_found` for a key that chooses nothing, with one that may have been meant.
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 [[noreturn]] void refuse_key(const std::string& key, const std::vector<Leaf>& leaves,
                              const std::string& path);
+#pragma GCC visibility pop
 
 }  // namespace tessera
 

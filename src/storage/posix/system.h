@@ -19,7 +19,9 @@ namespace tessera {
 
 // What a failed call means: not_found, already_exists, out_of_space (also for a file that may not
 // become as large) or io.
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 [[nodiscard]] ErrorCode error_code_of(int error_number);
+#pragma GCC visibility pop
 // Throws that, with the system's own words.
 [[noreturn]] void throw_errno(int error_number, const std::string& operation,
                               const std::string& path);
