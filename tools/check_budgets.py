@@ -41,6 +41,7 @@ SHORT = {
     "src/fsdp/unit/unit_schedule.h": "what a unit knows of its schedule, which stands in a room above",
     "src/io/testing.h": "for tests and benches",
     "src/storage/http/pages.h": "stores of several rooms list by pages",
+    "src/storage/posix/spawn": "how any program is started, for several rooms",
     "src/torch/compat.h": "the one place that tells versions of libtorch apart",
     "src/torch/pch": "the precompiled header",
     "src/torch/test_device/whole_program.cpp": "linked by programs alone that compute on the test device",

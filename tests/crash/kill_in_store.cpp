@@ -16,7 +16,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <thread>
 
@@ -111,24 +110,6 @@ void check_outcome(const Run& run) {
     open_store(run.url)->remove(object.name);
 }
 
-int check_in_child(const Run& run) {
-  try {
-    check_outcome(run);
-    return 0;
-  } catch (const std::exception& error) {
-    std::strncpy(board->wrong, error.what(), sizeof board->wrong - 1);
-    return 1;
-  }
-}
-
-std::string checked_apart(const Run& run) {
-  board->wrong[0] = '\0';
-  auto children = testing::fork_ranks(1, [&](int) { return check_in_child(run); });
-  testing::wait_for(children, {.end = Clock::now() + kLimit});
-  const std::string ended = testing::end_all(children, [](int, int status) { return status == 0; });
-  return ended.empty() ? "" : " " + std::string(board->wrong) + ";" + ended;
-}
-
 testing::Outcome carry_out(const Run& run, const testing::Below& below) {
   board->saved = 0;
   board->begun = 0;
@@ -151,7 +132,8 @@ testing::Outcome carry_out(const Run& run, const testing::Below& below) {
     return status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   });
   if (board->saved == 0) wrong += " nothing was saved;";
-  if (wrong.empty()) wrong = checked_apart(run);
+  if (wrong.empty())
+    wrong = testing::looked_at_apart(board->wrong, kLimit, [&] { check_outcome(run); });
   return {std::string(to_string(run.kind)) + ", from rank " + std::to_string(first) + " after " +
               std::to_string(milliseconds) + " ms, " + std::to_string(between) + " ms apart",
           wrong};

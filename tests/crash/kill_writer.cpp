@@ -23,7 +23,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -162,22 +161,6 @@ void check_outcome(const Run& run) {
           "the newest step holds another one");
 }
 
-std::string checked_apart(const Run& run) {
-  board->wrong[0] = '\0';
-  auto children = testing::fork_ranks(1, [&](int) {
-    try {
-      check_outcome(run);
-      return 0;
-    } catch (const std::exception& error) {
-      std::strncpy(board->wrong, error.what(), sizeof board->wrong - 1);
-      return 1;
-    }
-  });
-  testing::wait_for(children, {.end = Clock::now() + std::chrono::seconds(70)});
-  const std::string ended = testing::end_all(children, [](int, int status) { return status == 0; });
-  return ended.empty() ? "" : " " + std::string(board->wrong) + ";" + ended;
-}
-
 void await(const std::atomic<int>& counted, int count) {
   const auto end = Clock::now() + kLimit;
   while (counted < count && Clock::now() < end)
@@ -219,7 +202,10 @@ testing::Outcome carry_out(const Run& run, const testing::Below& below) {
     return status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   });
   if (board->saved < run.ranks) wrong += " nothing was saved;";
-  if (wrong.empty()) wrong = checked_apart(run);
+  if (wrong.empty()) {
+    wrong = testing::looked_at_apart(board->wrong, std::chrono::seconds(70),
+                                     [&] { check_outcome(run); });
+  }
   for (const std::atomic<pid_t>& writer : board->writers) {
     // It has no parent to wait for it; init does.
     const auto end = Clock::now() + kLimit;

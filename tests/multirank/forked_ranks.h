@@ -12,6 +12,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <exception>
 #include <functional>
 #include <new>
 #include <optional>
@@ -134,6 +136,26 @@ inline std::string end_with_fatal(
     const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     return status == 0 || (rank == fatal && !is_stopped && is_killed);
   });
+}
+
+// What killed ranks left is looked at by a process of its own, which may use a store. `wrong`:
+// memory that processes share, for what `look` throws. Says what is wrong; empty: nothing.
+template <std::size_t Size>
+std::string looked_at_apart(char (&wrong)[Size], std::chrono::seconds limit,
+                            const std::function<void()>& look) {
+  wrong[0] = '\0';
+  auto children = fork_ranks(1, [&](int) {
+    try {
+      look();
+      return 0;
+    } catch (const std::exception& error) {
+      std::strncpy(wrong, error.what(), Size - 1);
+      return 1;
+    }
+  });
+  wait_for(children, {.end = Clock::now() + limit});
+  const std::string ended = end_all(children, [](int, int status) { return status == 0; });
+  return ended.empty() ? "" : " " + std::string(wrong) + ";" + ended;
 }
 
 // Draws numbers below its argument.

@@ -3,8 +3,8 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +17,7 @@
 #include "base/parallel.h"
 #include "checkpoint/background/job_message.h"
 #include "comm/confer.h"
+#include "storage/posix/spawn.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -24,7 +25,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kSocket = 3;  // in the process
 
@@ -71,36 +71,13 @@ std::string command(const std::string& given) {
                   tried);
 }
 
-pid_t spawn(const std::string& program, int socket) {
-  posix_spawn_file_actions_t files;
-  posix_spawnattr_t attributes;
-  sigset_t none, all;
-  ::sigemptyset(&none);
-  ::sigfillset(&all);
-  ::posix_spawn_file_actions_init(&files);
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&files, socket, kSocket);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setsigdefault(&attributes, &all);
-  // A session of its own: launchers and terminals signal the group of the trainer.
-  ::posix_spawnattr_setflags(
-      &attributes, static_cast<std::int16_t>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
-                                             POSIX_SPAWN_SETSID));
-  std::vector<std::string> words = {program, "writer", std::to_string(kSocket)};
-  Variables environment = *variables();
-  const auto pointers_of = [](std::vector<std::string>& texts) {
-    std::vector<char*> pointers;
-    for (std::string& text : texts) pointers.push_back(text.data());
-    pointers.push_back(nullptr);
-    return pointers;
-  };
+pid_t start(const std::string& program, int socket) {
+  SpawnOptions how;
+  how.descriptors = {{socket, kSocket}};
+  how.null = {STDIN_FILENO, STDOUT_FILENO};
+  how.own_session = true;
   pid_t id = -1;
-  const int failed = ::posix_spawn(&id, program.c_str(), &files, &attributes,
-                                   pointers_of(words).data(), pointers_of(environment).data());
-  ::posix_spawnattr_destroy(&attributes);
-  ::posix_spawn_file_actions_destroy(&files);
+  const int failed = spawn(id, program, {program, "writer", std::to_string(kSocket)}, how);
   if (failed == 0) return id;
   throw Error(ErrorCode::io,
               "a writer process cannot be started: " + std::system_category().message(failed))
@@ -118,7 +95,7 @@ WriterProcess::WriterProcess(const std::string& program, const WriterHello& hell
     // A program may have closed its standard streams; and dup2() of a descriptor onto itself would
     // leave it closed in the process.
     theirs = Fd(::fcntl(theirs.get(), F_DUPFD_CLOEXEC, kSocket + 1));
-    id_ = spawn(path, theirs.get());
+    id_ = start(path, theirs.get());
     channel_.emplace(std::move(channel));
   }
   try {

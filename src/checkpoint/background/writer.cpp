@@ -72,10 +72,6 @@ void warn_untaken(const SaveOutcome& outcome) {
                              " failed, and nobody took its error: " + outcome.failure()->what());
 }
 
-SaveResult save_here(const auto& job, Group& group) {
-  return save_or_fail(job.failure, job.tree, job.where, job.options, group);
-}
-
 // A directory of one save beside the place, or in it if that is all that there is.
 std::string meeting_beside(std::string place, const std::string& name) {
   while (place.size() > 1 && place.ends_with('/')) place.pop_back();
@@ -328,8 +324,10 @@ void BackgroundWriter::run() {
   if (options_.idle) run_when_idle();
   while (const std::shared_ptr<Job> job = next()) {
     SaveResult result;
-    std::optional<Error> failure =
-        failure_of([&] { result = process_ ? save_by_process(*job) : save_here(*job, *group_); });
+    std::optional<Error> failure = failure_of([&] {
+      result = process_ ? save_by_process(*job)
+                        : save_or_fail(job->failure, job->tree, job->where, job->options, *group_);
+    });
     job->tree = Value();
     end(*job, std::move(result), std::move(failure));
   }

@@ -29,14 +29,6 @@
 
 namespace tessera {
 
-namespace {
-
-constexpr std::uint64_t kMostTrainerBytes = 4096;
-constexpr std::array<const char*, 6> kMeetingObjects{"here", "alive",     "up",
-                                                     "down", "interrupt", "end"};
-
-}  // namespace
-
 void Decision::make() {
   const std::lock_guard lock(mutex_);
   is_made_ = true;
@@ -137,8 +129,10 @@ bool is_meeting_name(std::string_view name) {
 }
 
 bool is_meeting_object(std::string_view name) {
+  constexpr std::array<const char*, 6> kObjectKinds{"here", "alive",     "up",
+                                                    "down", "interrupt", "end"};
   return name == kMeetingBroken || name == kMeetingTrainer ||
-         std::ranges::any_of(kMeetingObjects, [name](std::string_view kind) {
+         std::ranges::any_of(kObjectKinds, [name](std::string_view kind) {
            return name.starts_with(kind) && name.substr(kind.size()).starts_with('-');
          });
 }
@@ -147,9 +141,10 @@ namespace {
 
 // Whether a trainer of this host has the save there, and lives.
 bool has_trainer(const std::string& meeting) {
+  constexpr std::uint64_t kMostBytes = 4096;
   const auto failure = failure_of([&] {
     const auto source = posix_store(meeting)->open(kMeetingTrainer);
-    const Bytes text = read_all(*source, kMostTrainerBytes);
+    const Bytes text = read_all(*source, kMostBytes);
     if (!same_host::Watch(same_host::process_from_text(to_text(text))).alive())
       throw Error(ErrorCode::peer_failed, "it has ended");
   });

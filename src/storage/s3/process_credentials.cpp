@@ -1,6 +1,5 @@
 #include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "base/process.h"
 #include "base/text.h"
+#include "storage/posix/spawn.h"
 #include "storage/posix/system.h"
 #include "storage/s3/credentials.h"
 #include "storage/s3/providers.h"
@@ -83,38 +83,16 @@ std::string program_at(const std::string& word, const Variables& environment) {
   return word;
 }
 
-// As exec() wants them.
-std::vector<char*> pointers_of(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (std::string& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
 // A process that does not outlive this object.
 class Child {
  public:
   // Its output goes to `out`. Throws `io`.
-  Child(std::vector<std::string> words, const Fd& out, const std::string& from) {
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t attributes;
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::posix_spawn_file_actions_init(&files);
-    ::posix_spawnattr_init(&attributes);
-    ::posix_spawn_file_actions_adddup2(&files, out.get(), STDOUT_FILENO);
-    ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    ::posix_spawn_file_actions_addopen(&files, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    // Signals that this thread keeps back are not the child's matter.
-    ::posix_spawnattr_setsigmask(&attributes, &none);
-    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    Variables environment = *variables();
-    const std::string program = program_at(words.front(), environment);
-    const int failed = ::posix_spawn(&id_, program.c_str(), &files, &attributes,
-                                     pointers_of(words).data(), pointers_of(environment).data());
-    ::posix_spawnattr_destroy(&attributes);
-    ::posix_spawn_file_actions_destroy(&files);
-    if (failed != 0) refuse_credentials(from, "it cannot be started");
+  Child(const std::vector<std::string>& words, const Fd& out, const std::string& from) {
+    SpawnOptions how;
+    how.descriptors = {{out.get(), STDOUT_FILENO}};
+    how.null = {STDIN_FILENO, STDERR_FILENO};
+    if (spawn(id_, program_at(words.front(), *variables()), words, how) != 0)
+      refuse_credentials(from, "it cannot be started");
   }
   ~Child() {
     if (is_over_) return;
