@@ -1,5 +1,8 @@
 // tessera diff: two checkpoints of any kinds, by name.
+#include <array>
+#include <bitset>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -71,9 +74,53 @@ void keep_only_of_both(Checkpoint& a, Checkpoint& b, const std::vector<std::stri
   b.leaves = std::move(of_b.leaves);
 }
 
+// The options that a kind of checkpoint may have no use for. One of two checkpoints has to.
+constexpr std::array kForSomeKinds{
+    +[](OpenOptions& options) { options.part = false; },
+    +[](OpenOptions& options) { options.rank.reset(); },
+    +[](OpenOptions& options) { options.accept.clear(); },
+    +[](OpenOptions& options) { options.ignore_index = false; },
+    +[](OpenOptions& options) { options.header_limit = OpenOptions().header_limit; }};
+using OptionSet = std::bitset<kForSomeKinds.size()>;
+
+struct OpenedSide {
+  Checkpoint checkpoint;
+  OptionSet left_out;                 // of those that are given: what this one has no use for
+  std::optional<Error> refusal = {};  // in the words of the first try
+};
+
+OpenOptions without(const OptionSet& left_out, OpenOptions options) {
+  for (std::size_t i = 0; i < kForSomeKinds.size(); ++i) {
+    if (left_out[i]) kForSomeKinds.at(i)(options);
+  }
+  return options;
+}
+
+// With as many of the options as it has a use for.
+OpenedSide open_side(const std::string& path, const OpenOptions& options) {
+  std::optional<Error> refusal;
+  constexpr auto kSets = 1U << kForSomeKinds.size();
+  for (std::size_t most = 0; most <= kForSomeKinds.size(); ++most) {
+    for (unsigned set = 0; set < kSets; ++set) {
+      const OptionSet left_out(set);
+      if (left_out.count() != most) continue;
+      try {
+        return {opened(path, without(left_out, options)), left_out, refusal};
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::invalid_argument) throw;
+        if (!refusal) refusal = error;
+      }
+    }
+  }
+  throw Error(*refusal);
+}
+
 int diff(const DiffArguments& options, const Common& common) {
-  Checkpoint a = opened(options.a, options.open);
-  Checkpoint b = opened(options.b, options.open);
+  OpenedSide side_a = open_side(options.a, options.open);
+  OpenedSide side_b = open_side(options.b, options.open);
+  if ((side_a.left_out & side_b.left_out).any()) throw Error(*side_b.refusal);
+  Checkpoint& a = side_a.checkpoint;
+  Checkpoint& b = side_b.checkpoint;
   if (!options.only.empty()) keep_only_of_both(a, b, options.only);
   std::vector<Difference> differences;
   {
@@ -96,7 +143,8 @@ int diff(const DiffArguments& options, const Common& common) {
 constexpr const char* kDiffExamples = R"(
 Kinds may differ; tensors are compared bit for bit. Of two that differ in the first dimension alone
 the rows that both have are compared, and whether the rest is zero: convert --slice takes a part.
-The exit code is 1 if there is a difference.
+An option for files of one kind holds for the one of the two that is such a file. The exit code is 1
+if there is a difference.
 
 Examples:
   tessera diff checkpoint/ model.safetensors

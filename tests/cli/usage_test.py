@@ -93,6 +93,13 @@ class Usage(Case):
                     self.assertEqual(tessera("cat", path, row["name"], *more).stdout, expected.stdout)
                 compared += 1
             self.assertGreater(compared, 2)
+            # Of two checkpoints, an option is for the one that has a use for it.
+            dcp = self.work / f"{name}.dcp"
+            self.assertEqual(tessera("convert", lone, dcp, "--to", "dcp", "--part").returncode, 0)
+            for pair in ((lone, dcp), (dcp, lone)):
+                self.refused("incomplete", "diff", *pair, exit_code=3)
+                self.assertEqual(tessera("diff", *pair, "--part").returncode, 0)
+            self.refused("invalid_argument", "diff", dcp, dcp, "--part", exit_code=2)
             self.refused("invalid_argument", "ls", ranks, "--part", exit_code=2)
             self.assertEqual(tessera("seal", lone).returncode, 0)  # of its bytes
         self.refused("invalid_argument", "stat", made, "--part", exit_code=2)
