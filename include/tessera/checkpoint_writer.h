@@ -35,8 +35,11 @@ class SaveOutcome;
 // parent's.
 class PendingSave {
  public:
-  // Whether the arena has the tensors of this rank. If not, result() says why.
+  // Whether the arena has the tensors of this rank. If not, it will have them (Overlap), or
+  // result() says why it never will.
   [[nodiscard]] bool staged() const;
+  // Waits until it has them, or never will. Then what was saved may change.
+  void await_staged() const;
   // Whether it is decided: the checkpoint is there, or the save has failed. Does not wait.
   [[nodiscard]] bool done() const;
   // Waits until it is decided. Throws what failed, on every rank the same error with the share of
@@ -67,6 +70,30 @@ enum class IfBusy : std::uint8_t {
   refuse,
 };
 
+// Whether a save may return before the arena has those of its tensors that do not change before the
+// next step of an optimizer: they are copied while the next forward and backward run. That is
+// asked for memory of which the caller says so, as save() of training_writer.h does.
+enum class Overlap : std::uint8_t {
+  never,
+  // The first saves are done both ways, three each, and measured: the time from one step of
+  // tessera::AdamW to the next. Later ones take the way that cost less; a note of the log says
+  // which. Each rank decides for itself.
+  measured,
+  always,
+};
+
+// Memory that stays as it is after save() has returned, until it is copied.
+struct SteadyMemory {
+  // Whether the bytes of a storage of the tree are such. Called by save(). Null: none are.
+  std::function<bool(const Storage& storage)> has = {};
+  // Throws an Error if some were changed after all: the save fails then on all ranks. Called on a
+  // thread of the writer when all is copied. Null: nobody can tell.
+  std::function<void()> require_unchanged = {};
+  // Whether all that changes it waits for the copy by itself. If not, it waits for Overlap::always,
+  // and what is copied is compared with the memory once more: what differs is `conflict`.
+  bool is_awaited = false;
+};
+
 struct WriterOptions {
   // Bytes of the arena, which is made and touched by the constructor; a save that needs more is
   // `limit`. 0: as many as the first save needs, which makes it. A later save that needs more has
@@ -78,6 +105,7 @@ struct WriterOptions {
   // free, a save takes as long as that lasts. False: they have the priority of the process.
   bool idle = true;
   int threads = 2;  // that copy into the arena
+  Overlap overlap = Overlap::measured;
   // A process of its own saves in place of the thread: `tessera writer`, which each rank starts
   // when its writer is made. It outlives the trainer: what all ranks have staged it finishes, and
   // what not all have it drops, whatever ends them (docs/design/async.md; a kill of the whole
@@ -134,6 +162,11 @@ class CheckpointWriter {
   // In a child of fork() it is `invalid_argument`.
   PendingSave save(const Value& tree, const Location& where, const SaveOptions& options = {},
                    SaveDone done = {});
+  // The same, but what `steady` has may be copied later, as WriterOptions::overlap says. All else
+  // is copied when it returns. Before that memory changes or is given back somebody has to call
+  // await_staged(). Optimizers, loads and whatever else of Tessera writes to parameters wait.
+  PendingSave save(const Value& tree, const Location& where, const SaveOptions& options,
+                   SaveDone done, SteadyMemory steady);
 
   // Of its group.
   [[nodiscard]] int ranks() const noexcept;

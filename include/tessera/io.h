@@ -134,12 +134,20 @@ class DeviceMemory {
 
   // Starts to copy bytes of the device into a window, or a window's bytes to the device, and
   // returns without waiting. Every range lies in this memory on one side, and in windows of this
-  // memory on the other; ranges that are written do not overlap. The list itself is not used after
-  // the return. The copies see what work that was queued on the device before has written, and work
-  // that is queued on the device after wait() sees what they wrote. Throws `io` if the copies
-  // cannot be started.
+  // memory, or in what lock_pages() has locked, on the other; ranges that are written do not
+  // overlap. The list itself is not used after the return. The copies see what work that was queued
+  // on the device before has written, and work that is queued on the device after wait() sees what
+  // they wrote. Throws `io` if the copies cannot be started.
   [[nodiscard]] virtual std::unique_ptr<DeviceCopy> copy_out(std::span<const ReadRange> ranges) = 0;
   [[nodiscard]] virtual std::unique_ptr<DeviceCopy> copy_in(std::span<const WriteRange> ranges) = 0;
+
+  // Page-locks memory of the host, for copies of any memory of the device, until what it returns
+  // goes. Null: the device has no use for that, or cannot.
+  [[nodiscard]] virtual std::shared_ptr<void> lock_pages(MutableByteView /*host*/) { return {}; }
+  // The same memory, whose copies see what was queued on the device before this call, and run
+  // beside what is queued later: until they are complete nobody may write to it. Null: there is
+  // none, and copies take their turn.
+  [[nodiscard]] virtual std::shared_ptr<DeviceMemory> beside() { return {}; }
 };
 
 }  // namespace tessera

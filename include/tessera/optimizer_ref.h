@@ -32,6 +32,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeindex>
 #include <unordered_map>
@@ -119,6 +120,9 @@ class OptimizerAccess {
   // which nothing has been learnt yet. Changes nothing. `none`: a step makes none, or only the
   // optimizer itself could say.
   [[nodiscard]] virtual Value first_state(const at::Tensor& /*parameter*/) const { return {}; }
+  // Tensors of the state that its steps and set_state() alone change, where these wait for saves in
+  // the background that still copy, as those of tessera::AdamW do. None: they do not wait.
+  [[nodiscard]] virtual std::optional<std::vector<at::Tensor>> awaited_state() const { return {}; }
 };
 
 // Functions make it from their argument. It may also be kept as long as the optimizer lives.

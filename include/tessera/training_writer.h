@@ -16,11 +16,17 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 // Saves what save() of training_state.h would save at this moment, by CheckpointWriter::save():
-// when it returns, parameters, optimizer and values may change. The ranks agree on the tree first,
-// over `group`, and throw here what save() throws for it; nothing is saved then. The group has the
-// ranks of the writer's, and is another one: Mesh::checkpoint_group(). Without it, they are those
-// that a model is sharded over, or this process alone; if the writer has others, that is
-// `invalid_argument`. Collective.
+// when it returns, parameters, optimizer and values may change. But for saves that are copied
+// beside the next step (WriterOptions::overlap; by default where that costs less, and every
+// optimizer is a tessera::AdamW): parameters and moments may then change by steps of that optimizer
+// and by what else Tessera does, which wait, and by others behind PendingSave::await_staged(). Who
+// changes a parameter before makes the save `conflict`; writes through data_ptr(), which libtorch
+// does not see, nobody can tell.
+//
+// The ranks agree on the tree first, over `group`, and throw here what save() throws for it;
+// nothing is saved then. The group has the ranks of the writer's, and is another one:
+// Mesh::checkpoint_group(). Without it, they are those that a model is sharded over, or this
+// process alone; if the writer has others, that is `invalid_argument`. Collective.
 PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,
                  const SaveOptions& options, Group& group, SaveDone done = {});
 PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,

@@ -89,4 +89,20 @@ bool Settling::is_under_way() noexcept {
   return thread_job().is_settling;
 }
 
+void Decision::make() {
+  const std::lock_guard lock(mutex_);
+  is_made_ = true;
+  changed_.notify_all();
+}
+
+void Decision::wait() const {
+  std::unique_lock lock(mutex_);
+  wait_for_change(changed_, lock, [this] { return is_made(); });
+}
+
+bool Decision::wait_for(std::chrono::milliseconds time) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, time, [this] { return is_made(); });
+}
+
 }  // namespace tessera

@@ -102,6 +102,21 @@ void wait_for_change(std::condition_variable& changed, std::unique_lock<std::mut
   while (!condition()) wait_for_change(changed, lock);
 }
 
+// What one thread decides once, and any may wait for.
+class Decision {
+ public:
+  void make();
+  [[nodiscard]] bool is_made() const noexcept { return is_made_; }
+  void wait() const;
+  // Returns whether it is made.
+  [[nodiscard]] bool wait_for(std::chrono::milliseconds time) const;
+
+ private:
+  std::atomic<bool> is_made_ = false;  // changes under mutex_
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+};
+
 // Waiting for what another node has written to appear here (fault-rows F24).
 
 // Calls `look` until it returns true, six times within 1.55 seconds: behind each look the pause is

@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/torch.h>
 
+#include "base/copies.h"
 #include "optim/fields.h"
 #include "optim/optimizer_formats.h"
 #include "tessera/error.h"
@@ -433,6 +434,7 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step() {
   torch::NoGradGuard no_grad;
+  begin_step();
   impl_->refresh();
   for (const auto& group : impl_->groups) {
     require_in_range(group.options);
@@ -468,6 +470,7 @@ const AdamWState& AdamW::state(std::size_t group, std::size_t index) const {
 }
 void AdamW::set_state(std::size_t group, std::size_t index, const AdamWState& state) {
   const torch::NoGradGuard no_grad;
+  await_copies();
   const auto& parameter = impl_->groups.at(group).parameters.at(index);
   auto& own = impl_->groups[group].states[index];
   if (!state.defined()) {

@@ -177,6 +177,17 @@ class AdamWAccess final : public OptimizerAccess {
     const auto zeros = [&] { return torch::zeros(parameter.sizes(), parameter.options()); };
     return dict_of({torch::zeros({}, torch::kFloat32), zeros(), zeros()});
   }
+  // The numbers of steps are copied when a state is asked for.
+  std::optional<std::vector<at::Tensor>> awaited_state() const override {
+    std::vector<at::Tensor> moments;
+    for (std::size_t g = 0; g < optimizer_.group_count(); ++g) {
+      for (std::size_t i = 0; i < optimizer_.parameters(g).size(); ++i) {
+        const auto& state = optimizer_.state(g, i);
+        if (state.defined()) moments.insert(moments.end(), {state.exp_avg, state.exp_avg_sq});
+      }
+    }
+    return moments;
+  }
 
   void check_state(const at::Tensor& parameter, const Value& state) const override {
     if (!state.is(Value::Kind::none)) (void)parsed(parameter, state);

@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "base/copies.h"
 #include "base/log.h"
 #include "tessera/error.h"
 #include "tessera/optimizer_ref.h"
@@ -116,6 +117,7 @@ void load_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state
   const auto [keys, states] = checked(optimizer, state_dict);
   auto& access = optimizer.access();
   const torch::NoGradGuard no_grad;
+  await_copies();
   for (const auto& group : keys) {
     for (const auto& [key, parameter] : group) {
       const auto given = states.find(parameter.unsafeGetTensorImpl());
@@ -164,6 +166,15 @@ class SeveralAccess final : public OptimizerAccess {
   }
   Value first_state(const at::Tensor& parameter) const override {
     return of(parameter).first_state(parameter);
+  }
+  std::optional<std::vector<at::Tensor>> awaited_state() const override {
+    std::vector<at::Tensor> all;
+    for (const auto& optimizer : optimizers_) {
+      const auto some = optimizer.access().awaited_state();
+      if (!some) return std::nullopt;
+      all.insert(all.end(), some->begin(), some->end());
+    }
+    return all;
   }
 
  private:

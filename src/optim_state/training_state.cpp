@@ -10,6 +10,7 @@
 #include "comm/whereabouts.h"
 #include "fsdp/state/model_state.h"
 #include "fsdp/unit/registry.h"
+#include "optim_state/steady.h"
 #include "optim_state/training_load.h"
 #include "optim_state/training_tree.h"
 #include "optim_state/tree.h"
@@ -104,14 +105,16 @@ auto with_group_of(const TrainingState& state, Fn fn) {
   return fn(*alone);
 }
 
-// Collective.
-Value agreed_tree(const TrainingState& state, const SaveOptions& options, Group& group) {
+// Collective. `steady`: where what a writer may copy later goes.
+Value agreed_tree(const TrainingState& state, const SaveOptions& options, Group& group,
+                  SteadyMemory* steady = nullptr) {
   Value tree;
   std::string tensors;
   agree(group, "taking a training state", [&] {
     require_place_for_keys(state, options);
     if (group.size() > 1) tensors = described_tensors(state);
     tree = detail::tree_to_save(state, group.rank());
+    if (steady != nullptr) *steady = detail::steady_memory(state);
   });
   if (group.size() > 1) {
     require_same_tensors(tensors, group);
@@ -140,7 +143,9 @@ PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Loc
                     " agree on the state: give the group of the writer's ranks")
         .at_path(to_string(where));
   }
-  return writer.save(agreed_tree(state, options, group), where, options, std::move(done));
+  SteadyMemory steady;
+  const auto tree = agreed_tree(state, options, group, &steady);
+  return writer.save(tree, where, options, std::move(done), std::move(steady));
 }
 
 PendingSave save(CheckpointWriter& writer, const TrainingState& state, const Location& where,

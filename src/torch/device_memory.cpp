@@ -2,12 +2,15 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <dlfcn.h>
 #include <torch/torch.h>
 
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "base/log.h"
+#include "base/process.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -56,14 +59,38 @@ class TorchCopy final : public DeviceCopy {
   std::optional<c10::Event> event_;
 };
 
+PageLock& outside_page_lock() {
+  static constinit PageLock functions;
+  return functions;
+}
+
+template <typename Function>
+void look_up(const char* name, Function*& function) {
+  function = reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
+}
+
+PageLock page_lock_of(at::DeviceType type) {
+  if (type == at::kPrivateUse1) return outside_page_lock();
+  PageLock functions;
+  if (type != at::kCUDA) return functions;
+  look_up("cudaHostRegister", functions.lock);
+  look_up("cudaHostUnregister", functions.unlock);
+  look_up("cudaGetLastError", functions.forget_error);
+  return functions;
+}
+
 class TorchMemory final : public DeviceMemory {
  public:
   explicit TorchMemory(const at::Tensor& tensor)
-      : storage_(tensor.storage()),
+      : TorchMemory(
+            tensor.storage(), tensor.device(),
+            c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device())) {}
+  TorchMemory(at::Storage storage, at::Device on, c10::Stream stream)
+      : storage_(std::move(storage)),
         first_(static_cast<std::byte*>(storage_.mutable_data())),
-        on_(tensor.device()),
+        on_(on),
         name_(on_.str()),
-        stream_(c10::impl::VirtualGuardImpl(on_.type()).getStream(on_)) {}
+        stream_(stream) {}
 
   [[nodiscard]] std::uint64_t size() const override { return storage_.nbytes(); }
   [[nodiscard]] const std::string& device() const override { return name_; }
@@ -93,6 +120,36 @@ class TorchMemory final : public DeviceMemory {
       for (const WriteRange& range : ranges)
         bytes(range.offset, range.bytes.size())
             .copy_(host_bytes(range.bytes.data(), range.bytes.size()), true);
+    });
+  }
+
+  [[nodiscard]] std::shared_ptr<void> lock_pages(MutableByteView host) override {
+    constexpr unsigned kPortable = 1;  // for all devices of the process
+    const PageLock functions = page_lock_of(on_.type());
+    if (functions.lock == nullptr || functions.unlock == nullptr || host.empty()) return nullptr;
+    if (const int error = functions.lock(host.data(), host.size(), kPortable)) {
+      if (functions.forget_error != nullptr) (void)functions.forget_error();
+      log(LogLevel::info, std::to_string(host.size()) + " bytes could not be page-locked for " +
+                              name_ + " (error " + std::to_string(error) +
+                              "): copies go through windows");
+      return nullptr;
+    }
+    const MadeHere made_here;
+    const auto unlock = [functions, made_here](std::byte* bytes) {
+      if (made_here) (void)functions.unlock(bytes);
+    };
+    return std::shared_ptr<std::byte>(host.data(), unlock);
+  }
+
+  [[nodiscard]] std::shared_ptr<DeviceMemory> beside() override {
+    if (on_.is_cpu()) return nullptr;
+    return on_device(ErrorCode::io, name_, [&] {
+      const c10::impl::VirtualGuardImpl device(on_.type());
+      const c10::Stream other = device.getStreamFromGlobalPool(on_);
+      c10::Event queued(on_.type());
+      queued.record(stream_);
+      queued.block(other);
+      return std::make_shared<TorchMemory>(storage_, on_, other);
     });
   }
 
@@ -130,6 +187,10 @@ class TorchMemory final : public DeviceMemory {
 };
 
 }  // namespace
+
+void set_page_lock(const PageLock& functions) {
+  outside_page_lock() = functions;
+}
 
 std::shared_ptr<DeviceMemory> device_memory_of(const at::Tensor& tensor) {
   return std::make_shared<TorchMemory>(tensor);

@@ -3,6 +3,7 @@
 
 #include <torch/types.h>
 
+#include <cstddef>
 #include <memory>
 
 #include "tessera/io.h"
@@ -21,5 +22,17 @@ namespace tessera {
 [[nodiscard]] at::Tensor tensor_over(const std::shared_ptr<DeviceMemory>& memory, std::uint64_t at,
                                      at::IntArrayRef sizes, at::IntArrayRef strides,
                                      at::ScalarType type);
+
+// How memory of the host is page-locked for devices of a type. Each returns 0 if it has worked.
+struct PageLock {
+  int (*lock)(void* bytes, std::size_t size, unsigned flags) = nullptr;
+  int (*unlock)(void* bytes) = nullptr;
+  // Takes back the error that the last call left for the next kernel's check.
+  int (*forget_error)() = nullptr;
+};
+
+// Those of CUDA are looked up in the program, which has no CUDA at build time. For backends outside
+// of libtorch: what locks pages for one.
+void set_page_lock(const PageLock& functions);
 
 }  // namespace tessera

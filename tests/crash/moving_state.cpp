@@ -1,10 +1,11 @@
 // Saves in the background while an optimizer goes on: what is on disk is what the tensors were at
 // the call (fault-rows R15).
 //   moving_state COMMAND DIRECTORY SAVES SEED
-// COMMAND is `tessera`. SAVES in turns by a thread and by a process. Two threads change all tensors
-// without end, but for the calls of save(); each digest of a tensor at its call has to be that of
-// what is loaded. Prints a line for each save that goes wrong and a summary; exits with 1 when one
-// did.
+// COMMAND is `tessera`. SAVES in turns by a thread and by a process, half of them copied when
+// save() has returned. Two threads change all tensors without end, but for the calls of save() and
+// the copies behind them, for which they wait as a step of an optimizer does; each digest of a
+// tensor at its call has to be that of what is loaded. Prints a line for each save that goes wrong
+// and a summary; exits with 1 when one did.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -15,8 +16,10 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/copies.h"
 #include "base/digest.h"
 #include "multirank/forked_ranks.h"
 #include "tessera/checkpoint.h"
@@ -73,6 +76,7 @@ class MovingModel {
       for (std::size_t i = static_cast<std::size_t>(number); i < parameters_.size();
            i += kOptimizers) {
         const std::shared_lock lock(mutex_);
+        begin_step();
         for (float& element : parameters_[i].elements) element += rate;
       }
       std::this_thread::yield();
@@ -102,26 +106,32 @@ int main(int argc, char** argv) {
   const std::string directory = argv[2];
   WriterOptions options;
   options.idle = false;
+  options.overlap = Overlap::always;
   CheckpointWriter thread(options);
   options.process = true;
   options.program = argv[1];
   CheckpointWriter process(options);
   MovingModel model;
   int number = 0;
-  const int wrong =
-      testing::repeat(std::atoi(argv[3]), static_cast<unsigned>(std::atoi(argv[4])),
-                      [&](const testing::Below& below) -> testing::Outcome {
-                        const bool by_process = ++number % 2 == 0;
-                        const std::string place = directory + "/step" + std::to_string(number);
-                        std::optional<PendingSave> pending;
-                        const auto digests = model.hold([&](const Value& tree) {
-                          pending = (by_process ? process : thread).save(tree, place);
-                        });
-                        std::this_thread::sleep_for(std::chrono::microseconds(below(2000)));
-                        pending->result();
-                        std::string found = difference(digests, place);
-                        std::filesystem::remove_all(place);
-                        return {by_process ? "by a process" : "by a thread", std::move(found)};
-                      });
+  const int wrong = testing::repeat(
+      std::atoi(argv[3]), static_cast<unsigned>(std::atoi(argv[4])),
+      [&](const testing::Below& below) -> testing::Outcome {
+        const bool by_process = ++number % 2 == 0;
+        const bool beside = below(2) == 0;
+        SteadyMemory steady;
+        if (beside) steady.has = [](const Storage& /*storage*/) { return true; };
+        const std::string place = directory + "/step" + std::to_string(number);
+        std::optional<PendingSave> pending;
+        const auto digests = model.hold([&](const Value& tree) {
+          pending = (by_process ? process : thread).save(tree, place, {}, {}, std::move(steady));
+        });
+        std::this_thread::sleep_for(std::chrono::microseconds(below(2000)));
+        pending->result();
+        std::string found = difference(digests, place);
+        std::filesystem::remove_all(place);
+        return {std::string(by_process ? "by a process" : "by a thread") +
+                    (beside ? ", beside the steps" : ""),
+                std::move(found)};
+      });
   return wrong > 0 ? 1 : 0;
 }

@@ -59,6 +59,8 @@ std::byte* Arena::map(std::uint64_t bytes) {
 }
 
 void Arena::make(std::uint64_t bytes) {
+  lock_.reset();
+  is_lock_asked_for_ = false;
   memory_.reset();  // before there is another one
   fd_ = Fd();
   size_ = 0;
@@ -73,6 +75,12 @@ void Arena::make(std::uint64_t bytes) {
   touch(memory_.get(), bytes, threads_);
   size_ = bytes;
   ++generation_;
+}
+
+bool Arena::lock_pages(DeviceMemory& device) {
+  if (memory_ && !std::exchange(is_lock_asked_for_, true))
+    lock_ = device.lock_pages({memory_.get(), static_cast<std::size_t>(size_)});
+  return lock_ != nullptr;
 }
 
 MutableByteView Arena::room(std::uint64_t bytes) {

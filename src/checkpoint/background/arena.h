@@ -26,6 +26,8 @@ class Arena {
   MutableByteView room(std::uint64_t bytes);
   // Keeps the memory alive that room() has given.
   [[nodiscard]] const std::shared_ptr<std::byte>& owner() const noexcept { return memory_; }
+  // Has a device page-lock the memory, unless one has. Returns whether it is.
+  bool lock_pages(DeviceMemory& device);
   [[nodiscard]] ByteView memory() const noexcept {
     return {memory_.get(), static_cast<std::size_t>(size_)};
   }
@@ -45,6 +47,8 @@ class Arena {
   std::uint64_t generation_ = 0;
   std::uint64_t size_ = 0;
   std::shared_ptr<std::byte> memory_;  // null: none was made
+  bool is_lock_asked_for_ = false;     // of this memory
+  std::shared_ptr<void> lock_;         // goes before the memory; null: its pages are not locked
 };
 
 // How many bytes a second may pass.

@@ -1,6 +1,8 @@
 #include "checkpoint/background/snapshot.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -71,6 +73,7 @@ void TreeSnapshot::place_storages() {
   std::ranges::sort(stored_, {}, [](const Stored& one) {
     return std::tie(one.begin.device, one.begin.source, one.begin.at);
   });
+  std::size_t stretch = 0;
   Begin first;                // where the present stretch of storages that overlap begins,
   std::uint64_t start = 0;    // in the arena, too, but for what its alignment takes,
   std::uint64_t covered = 0;  // and how many of its bytes are copied by those so far
@@ -83,7 +86,9 @@ void TreeSnapshot::place_storages() {
       first = begin;
       start = bytes_;
       covered = 0;
+      ++stretch;
     }
+    stored.stretch = stretch;
     const std::uint64_t within = begin.at - first.at;
     stored.place = start + first.at % kLine + within;
     const std::uint64_t end = checked_add(within, stored.storage->size);
@@ -103,16 +108,62 @@ void TreeSnapshot::add_runs(std::size_t stored, std::uint64_t from) {
   }
 }
 
-Value TreeSnapshot::take(Arena& arena, int threads, const std::shared_ptr<Pace>& pace) {
-  static constinit std::byte nothing{};  // the memory of storages without bytes
-  const MutableByteView memory = arena.room(bytes_);
-  parallel_for(threads, runs_.size(), [&](std::size_t i) {
-    const Run& run = runs_[i];
-    StorageReader(*stored_[run.stored].storage, run.from, run.from + run.size)
-        .read(run.from, memory.subspan(run.place, run.size));
-  });
+// Of storages that overlap all wait, or none.
+std::vector<bool> TreeSnapshot::waiting(const std::function<bool(const Storage&)>& waits) const {
+  const std::size_t last = stored_.empty() ? 0 : stored_.back().stretch;
+  std::vector<bool> stretches(last + 1, static_cast<bool>(waits));
   for (const Stored& stored : stored_) {
+    if (stretches[stored.stretch] && !waits(*stored.storage)) stretches[stored.stretch] = false;
+  }
+  return stretches;
+}
+
+void TreeSnapshot::lock_pages(Arena& arena) {
+  const auto on_device = std::ranges::find_if(
+      stored_, [](const Stored& stored) { return stored.storage->device != nullptr; });
+  if (on_device != stored_.end()) is_locked_ = arena.lock_pages(*on_device->storage->device);
+}
+
+// `from`: the storages that have the bytes of the runs. A device copies into locked pages by
+// itself, all runs at once.
+template <typename StorageOf>
+void TreeSnapshot::copy(int threads, const std::vector<Run>& runs, const StorageOf& from) {
+  std::vector<std::unique_ptr<DeviceCopy>> copies;
+  std::vector<Run> others;
+  for (const Run& run : runs) {
+    const Storage& storage = from(stored_[run.stored]);
+    if (!is_locked_ || !storage.device) {
+      others.push_back(run);
+      continue;
+    }
+    const ReadRange range{run.from, memory_.subspan(run.place, run.size)};
+    copies.push_back(storage.device->copy_out({&range, 1}));
+  }
+  parallel_for(threads, others.size(), [&](std::size_t i) {
+    const Run& run = others[i];
+    StorageReader(from(stored_[run.stored]), run.from, run.from + run.size)
+        .read(run.from, memory_.subspan(run.place, run.size));
+  });
+  for (const auto& copy : copies) copy->wait();
+}
+
+Value TreeSnapshot::take(Arena& arena, int threads, const std::shared_ptr<Pace>& pace,
+                         const std::function<bool(const Storage&)>& waits) {
+  static constinit std::byte nothing{};  // the memory of storages without bytes
+  memory_ = arena.room(bytes_);
+  lock_pages(arena);
+  const std::vector<bool> is_waiting = waiting(waits);
+  std::vector<Run> now, rest;
+  for (const Run& run : std::exchange(runs_, {}))
+    (is_waiting[stored_[run.stored].stretch] ? rest : now).push_back(run);
+  copy(threads, now, [](const Stored& one) -> const Storage& { return *one.storage; });
+  for (Stored& stored : stored_) {
     Storage& storage = *stored.storage;
+    if (is_waiting[stored.stretch]) {
+      stored.original = storage;
+      const auto beside = storage.device ? storage.device->beside() : nullptr;
+      if (beside) stored.original.device = beside;
+    }
     storage.device.reset();
     storage.source.reset();
     storage.owner.reset();
@@ -122,7 +173,7 @@ Value TreeSnapshot::take(Arena& arena, int threads, const std::shared_ptr<Pace>&
       storage.data = &nothing;
       continue;
     }
-    std::byte* const at = memory.data() + stored.place;
+    std::byte* const at = memory_.data() + stored.place;
     if (pace) {
       storage.source =
           paced_source({at, static_cast<std::size_t>(storage.size)}, arena.owner(), pace);
@@ -131,8 +182,25 @@ Value TreeSnapshot::take(Arena& arena, int threads, const std::shared_ptr<Pace>&
       storage.owner = arena.owner();
     }
   }
-  stored_.clear();
+  runs_ = std::move(rest);
+  if (runs_.empty()) stored_.clear();
   return std::exchange(tree_, Value());
+}
+
+void TreeSnapshot::take_rest(int threads) {
+  copy(threads, runs_, [](const Stored& one) -> const Storage& { return one.original; });
+}
+
+bool TreeSnapshot::is_rest_as_copied(int threads) const {
+  std::atomic<bool> is_equal = true;
+  parallel_for(threads, runs_.size(), [&](std::size_t i) {
+    const Run& run = runs_[i];
+    const Storage& original = stored_[run.stored].original;
+    if (original.data == nullptr) return;
+    if (std::memcmp(original.data + run.from, memory_.data() + run.place, run.size) != 0)
+      is_equal = false;
+  });
+  return is_equal;
 }
 
 }  // namespace tessera

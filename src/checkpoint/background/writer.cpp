@@ -1,7 +1,9 @@
 // A save in the background, from the call to its end:
 //   1. the calling thread waits for the arena, or has no tree for this save;
-//   2. it copies the tree into the arena (snapshot.h) and hands over the job;
-//   3. the thread saves what is copied, by save_or_fail(): whoever had no tree fails there,
+//   2. it copies the tree into the arena (snapshot.h) and hands over the job; what stays as it is
+//      until the next step may be left to a thread of this save alone (overlap.h);
+//   3. the thread waits until all is copied, and saves what is copied, by save_or_fail(): whoever
+//   had no tree fails there,
 //      together with all other ranks;
 //   4. it takes the job off the list, decides the outcome and calls back.
 // Every call is one job on every rank, so that the ranks' threads always do the same save; what one
@@ -25,7 +27,6 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "checkpoint/background/job_message.h"
-#include "checkpoint/background/snapshot.h"
 #include "checkpoint/background/store_group.h"
 #include "checkpoint/save.h"
 #include "comm/confer.h"
@@ -101,6 +102,11 @@ void SaveOutcome::require_own() const {
   require_parents_not(made_here_, "the save");
 }
 
+void SaveOutcome::end_staging(bool is_staged) {
+  is_staged_ = is_staged;
+  staging_.make();
+}
+
 void SaveOutcome::decide(SaveResult result, std::optional<Error> failure) {
   result_ = std::move(result);
   failure_ = std::move(failure);
@@ -120,7 +126,8 @@ BackgroundWriter::BackgroundWriter(std::shared_ptr<Group> group, const WriterOpt
     : options_(options),
       group_(std::move(group)),
       is_alone_(group_->size() == 1),
-      arena_(options.bytes, options.threads, options.process) {
+      arena_(options.bytes, options.threads, options.process),
+      overlap_(options.overlap) {
   if (options.process) start_process();
 }
 
@@ -193,38 +200,92 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
   return error;
 }
 
+// Copies what cannot be left for stage_rest().
 void BackgroundWriter::stage(Job& job, const Value& tree) {
   job.copying = Clock::now();
-  TreeSnapshot snapshot(tree);
+  job.under_way.emplace(job.where,
+                        std::shared_ptr<const Decision>(job.outcome, &job.outcome->decision()));
+  auto& snapshot = job.snapshot.emplace(tree);
   // A pace of its own: a save that was cancelled leaves no bytes that the next would wait for.
   const bool is_paced = options_.rate > 0 && !process_;  // a process reads at a pace by itself
   const auto pace = is_paced ? std::make_shared<Pace>(options_.rate) : nullptr;
-  job.tree = snapshot.take(arena_, options_.threads, pace);
+  const bool may_be = options_.overlap == Overlap::always || job.steady.is_awaited;
+  const bool is_wanted = job.steady.has && may_be && overlap_.is_beside_step();
+  job.tree = snapshot.take(arena_, options_.threads, pace,
+                           is_wanted ? job.steady.has : std::function<bool(const Storage&)>());
   job.copied = Clock::now();
-  job.under_way.emplace(job.where,
-                        std::shared_ptr<const Decision>(job.outcome, &job.outcome->decision()));
+  job.is_beside_step = snapshot.has_rest();
+}
+
+// What its caller has is free then, and whoever waits for that goes on.
+void BackgroundWriter::end_staging(Job& job, std::optional<Error> failure) {
+  job.snapshot.reset();
+  job.steady = {};
+  if (!failure && process_) failure = failure_of([&] { hand_over(job); });
+  if (failure) job.failure = std::move(failure);
+  job.outcome->end_staging(!job.failure);
+}
+
+// What an operation changes while it is copied shows in the memory, and once it has ended, to who
+// counts operations.
+void BackgroundWriter::take_rest(Job& job, int threads) {
+  const auto ask = [&] {
+    if (job.steady.require_unchanged) job.steady.require_unchanged();
+  };
+  job.snapshot->take_rest(threads);
+  ask();
+  if (job.steady.is_awaited) return;
+  if (!job.snapshot->is_rest_as_copied(threads)) {
+    ask();
+    throw Error(ErrorCode::conflict,
+                "memory was changed while a save in the background copied it: call "
+                "PendingSave::await_staged() before (WriterOptions::overlap)");
+  }
+  ask();
+}
+
+// A thread for each save: that of the writer runs where no other does, and cannot leave that.
+void BackgroundWriter::stage_rest(const std::shared_ptr<Job>& job) {
+  auto under_way = std::make_shared<std::optional<CopyUnderWay>>();
+  under_way->emplace();
+  const auto work = [self = shared_from_this(), job, under_way] {
+    auto failure = failure_of([&] { take_rest(*job, self->options_.threads); });
+    job->copied = Clock::now();
+    under_way->reset();
+    self->end_staging(*job, std::move(failure));
+  };
+  try {
+    std::thread(work).detach();
+  } catch (const std::system_error&) {
+    work();
+  }
 }
 
 PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
-                                   const SaveOptions& options, SaveDone done) {
+                                   const SaveOptions& options, SaveDone done, SteadyMemory steady) {
   require_usable();
   const auto job = std::make_shared<Job>(where, options, std::move(done));
   job->called = Clock::now();
+  job->steady = std::move(steady);
   std::optional<Error> earlier;
-  const std::optional<Error> unable = failure_of([&] {
+  std::optional<Error> unable = failure_of([&] {
     earlier = turn_of(*job);
     if (job->failure) return;
     job->where = lasting(where);
     stage(*job, tree);
-    if (process_) hand_over(*job);
   });
-  if (unable) job->failure = unable;
-  job->outcome->set_staged(!job->failure);
+  const bool is_refused = is_alone_ && job->failure && is_refusal(*job->failure);
+  if (job->is_beside_step) {
+    stage_rest(job);
+  } else {
+    if (job->failure) unable = job->failure;
+    end_staging(*job, std::move(unable));
+  }
   job->handed_over = Clock::now();
   {
     const std::lock_guard lock(mutex_);
     if (job->has_turn) is_turn_taken_ = false;
-    if (is_alone_ && job->failure && is_refusal(*job->failure)) {
+    if (is_refused) {
       job->outcome->decide({}, job->failure);
     } else {
       jobs_.push_back(job);
@@ -323,6 +384,7 @@ void BackgroundWriter::run() {
   thread_job().behind = this;
   if (options_.idle) run_when_idle();
   while (const std::shared_ptr<Job> job = next()) {
+    job->outcome->staging().wait();
     SaveResult result;
     std::optional<Error> failure = failure_of([&] {
       result = process_ ? save_by_process(*job)
@@ -383,11 +445,13 @@ void BackgroundWriter::log_cost(const Job& job, const SaveResult& result) const 
                         group_->size());
   }
   log(LogLevel::info,
-      fmt::format("saved {} in the background: {} bytes by this rank{}; save() took {:.3f} s, of "
-                  "which {:.3f} s to copy, and the rest {:.3f} s",
+      fmt::format("saved {} in the background: {} bytes by this rank{}; save() took {:.3f} s, {} "
+                  "{:.3f} s to copy, and the rest {:.3f} s",
                   job.outcome->place(), result.bytes_written, share,
-                  seconds(job.handed_over - job.called), seconds(job.copied - job.copying),
-                  seconds(Clock::now() - job.handed_over)));
+                  seconds(job.handed_over - job.called),
+                  job.is_beside_step ? "beside the next step" : "of which",
+                  seconds(job.copied - job.copying),
+                  seconds(Clock::now() - std::max(job.handed_over, job.copied))));
 }
 
 // Whether the thread has ended before the time is over. Before that it asks what is left to end.
@@ -433,81 +497,6 @@ void BackgroundWriter::close() {
                                " had not ended when its writer did: whether it is complete is not "
                                "known");
   }
-}
-
-// What users call.
-
-namespace {
-
-const WriterOptions& require_meant(const WriterOptions& options) {
-  require_threads(options.threads);
-  if (options.silence.count() <= 0) {
-    throw Error(ErrorCode::invalid_argument, "WriterOptions::silence is " +
-                                                 std::to_string(options.silence.count()) +
-                                                 " ms, expected 1 or more");
-  }
-  if (options.end_within.count() >= 0) return options;
-  throw Error(ErrorCode::invalid_argument, "WriterOptions::end_within is " +
-                                               std::to_string(options.end_within.count()) +
-                                               " ms, expected 0 or more");
-}
-
-std::shared_ptr<Group> require_there(std::shared_ptr<Group> group) {
-  if (group) return group;
-  throw Error(ErrorCode::invalid_argument, "a CheckpointWriter without a group");
-}
-
-}  // namespace
-
-bool PendingSave::staged() const {
-  outcome_->require_own();
-  return outcome_->is_staged();
-}
-
-bool PendingSave::done() const {
-  outcome_->require_own();
-  return outcome_->decision().is_made();
-}
-
-SaveResult PendingSave::result() const {
-  if (!done() && thread_job().behind != nullptr) {
-    throw Error(ErrorCode::invalid_argument,
-                "a hook of a save in the background waits for such a save");
-  }
-  outcome_->decision().wait();
-  if (!outcome_->failure()) return outcome_->result();
-  outcome_->take();
-  throw Error(*outcome_->failure());
-}
-
-CheckpointWriter::CheckpointWriter(std::shared_ptr<Group> group, const WriterOptions& options)
-    : writer_(std::make_shared<BackgroundWriter>(require_there(std::move(group)),
-                                                 require_meant(options))) {
-  writer_->start();
-}
-
-CheckpointWriter::CheckpointWriter(const WriterOptions& options)
-    : CheckpointWriter(solo_group(), options) {}
-
-CheckpointWriter::~CheckpointWriter() {
-  writer_->close();
-}
-
-PendingSave CheckpointWriter::save(const Value& tree, const Location& where,
-                                   const SaveOptions& options, SaveDone done) {
-  return writer_->save(tree, where, options, std::move(done));
-}
-
-int CheckpointWriter::ranks() const noexcept {
-  return writer_->ranks();
-}
-
-void CheckpointWriter::wait() {
-  writer_->wait();
-}
-
-std::uint64_t CheckpointWriter::bytes_of(const Value& tree) {
-  return TreeSnapshot(tree).bytes();
 }
 
 }  // namespace tessera

@@ -15,7 +15,9 @@
 
 #include "base/process.h"
 #include "checkpoint/background/arena.h"
+#include "checkpoint/background/overlap.h"
 #include "checkpoint/background/process.h"
+#include "checkpoint/background/snapshot.h"
 #include "checkpoint/open/under_way.h"
 #include "tessera/checkpoint_writer.h"
 #include "tessera/error.h"
@@ -32,8 +34,10 @@ class SaveOutcome {
   // Throws `invalid_argument` in a child of fork().
   void require_own() const;
 
-  void set_staged(bool is_staged) noexcept { is_staged_ = is_staged; }
-  [[nodiscard]] bool is_staged() const noexcept { return is_staged_; }
+  // Once: whether this rank's tensors are copied.
+  void end_staging(bool is_staged);
+  [[nodiscard]] bool is_staged() const noexcept { return staging_.is_made() && is_staged_; }
+  [[nodiscard]] const Decision& staging() const noexcept { return staging_; }
 
   void decide(SaveResult result, std::optional<Error> failure);
   // Once it is decided.
@@ -45,7 +49,8 @@ class SaveOutcome {
  private:
   const std::string place_;
   const MadeHere made_here_;
-  bool is_staged_ = false;  // before others have the outcome
+  Decision staging_;
+  bool is_staged_ = false;  // once that is made
   Decision decision_;
   SaveResult result_;             // once it is decided
   std::optional<Error> failure_;  // likewise; none: the checkpoint is there
@@ -63,7 +68,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
 
   void start();
   [[nodiscard]] PendingSave save(const Value& tree, const Location& where,
-                                 const SaveOptions& options, SaveDone done);
+                                 const SaveOptions& options, SaveDone done, SteadyMemory steady);
   void wait();
   [[nodiscard]] int ranks() const noexcept { return group_->size(); }
   void close();
@@ -78,7 +83,10 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
     SaveOptions options;
     SaveDone done;
     bool has_turn = false;
-    std::optional<Error> failure;  // why this rank has no tree
+    std::optional<Error> failure;  // why this rank has no tree; once staging is over
+    std::optional<TreeSnapshot> snapshot;
+    SteadyMemory steady;
+    bool is_beside_step = false;  // part of it is copied when save() has returned
     const std::shared_ptr<SaveOutcome> outcome;
     std::optional<UnderWay> under_way;  // none: nothing is saved
     // When save() was called, began and ended to copy, and was about to return.
@@ -93,6 +101,9 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   [[nodiscard]] bool is_at_rest() const { return jobs_.empty() && !is_calling_back_; }  // likewise
   [[nodiscard]] std::optional<Error> turn_of(Job& job);
   void stage(Job& job, const Value& tree);
+  void stage_rest(const std::shared_ptr<Job>& job);
+  static void take_rest(Job& job, int threads);
+  void end_staging(Job& job, std::optional<Error> failure);
   void start_process();
   void hand_over(const Job& job);
   [[nodiscard]] SaveResult save_by_process(const Job& job);
@@ -106,9 +117,10 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   const MadeHere made_here_;
   const WriterOptions options_;
   const std::shared_ptr<Group> group_;
-  const bool is_alone_;  // of one rank: no other has to do the same saves in the same order
-  Arena arena_;          // of who has the turn, and of the first job
-  std::string id_;       // of the writer on all ranks, where it is a process
+  const bool is_alone_;    // of one rank: no other has to do the same saves in the same order
+  Arena arena_;            // of who has the turn, and of the first job
+  OverlapChoice overlap_;  // of who has the turn
+  std::string id_;         // of the writer on all ranks, where it is a process
   std::unique_ptr<WriterProcess> process_;  // null: the thread does it
   std::mutex mutex_;                        // guards the rest
   std::uint64_t calls_ = 0;

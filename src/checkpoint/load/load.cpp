@@ -2,6 +2,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/copies.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "checkpoint/load/fill.h"
@@ -187,6 +188,7 @@ void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& opt
 
 LoadReport load_planned(Value& tree, const LoadPlan& plan, const LoadSource& source,
                         const LoadOptions& options, Group& group) {
+  await_copies();
   IoCounters counters;
   // Every rank has the failure, so all of them spoil what they hold (fault-rows R19).
   if (const auto failure = failure_of([&] { fill(plan, source, options, counters, group); }))

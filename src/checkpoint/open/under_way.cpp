@@ -29,22 +29,6 @@
 
 namespace tessera {
 
-void Decision::make() {
-  const std::lock_guard lock(mutex_);
-  is_made_ = true;
-  changed_.notify_all();
-}
-
-void Decision::wait() const {
-  std::unique_lock lock(mutex_);
-  wait_for_change(changed_, lock, [this] { return is_made(); });
-}
-
-bool Decision::wait_for(std::chrono::milliseconds time) const {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, time, [this] { return is_made(); });
-}
-
 namespace {
 
 struct UnderWayEntry {

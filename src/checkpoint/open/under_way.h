@@ -1,34 +1,16 @@
 // Saves of this process that go on while other threads of it work: who opens such a place waits.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <string_view>
 
+#include "base/parallel.h"
 #include "tessera/location.h"
 
 namespace tessera {
-
-// What one thread decides once, and any may wait for.
-class Decision {
- public:
-  void make();
-  [[nodiscard]] bool is_made() const noexcept { return is_made_; }
-  void wait() const;
-  // Returns whether it is made.
-  [[nodiscard]] bool wait_for(std::chrono::milliseconds time) const;
-
- private:
-  std::atomic<bool> is_made_ = false;  // changes under mutex_
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-};
 
 // Says, while it lives, that a save to a place is under way until `decision`. What a child of
 // fork() has of it says nothing.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/copies.h"
 #include "base/log.h"
 #include "fsdp/state/state_dict.h"
 #include "fsdp/step/root.h"
@@ -279,6 +280,7 @@ void detail::require_quiet(const at::Tensor& tensor) {
 void detail::set_entry(const at::Tensor& tensor, const at::Tensor& given) {
   const torch::NoGradGuard no_grad;
   const auto owner = find_owner(tensor);
+  await_copies();
   if (!owner.is_sharded()) {
     tensor.copy_(given);
     return;

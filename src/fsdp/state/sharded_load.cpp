@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "base/copies.h"
 #include "fsdp/state/state_dict.h"
 #include "fsdp/unit/registry.h"
 #include "fsdp/unit/whole_copies.h"
@@ -159,6 +160,7 @@ void ShardedLoad::plan(const std::string& name, const Tensor& mine, const Value&
 
 void ShardedLoad::apply() const {
   const torch::NoGradGuard no_grad;
+  await_copies();
   for (const auto& copy : copies_) copy.to.copy_(copy.from);
   for (const auto& unit : units_) take_chunks(*unit);
 }

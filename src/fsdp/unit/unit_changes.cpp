@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include "base/copies.h"
 #include "base/digest.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/error.h"
@@ -108,7 +109,10 @@ void Unit::keep_shown() {
     whole().take_own(i, full.detach(), mine);
   }
   const auto changed = differing_bits(mine, kept_);
-  if (changed.any().item<bool>()) shard().copy_(at::where(changed, mine, shard()));
+  if (changed.any().item<bool>()) {
+    await_copies();
+    shard().copy_(at::where(changed, mine, shard()));
+  }
   kept_ = std::move(mine);
 }
 
@@ -126,6 +130,7 @@ void Unit::adopt_local(std::size_t param) {
   const auto& local = params_[param].local;
   const auto home = is_flat() ? store_->shard().view({-1}).detach() : store_->local(param);
   require_home(local, home, param);
+  await_copies();
   home.copy_(local.detach());
   replace_data(local, home);
 }

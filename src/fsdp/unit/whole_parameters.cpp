@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include "base/copies.h"
 #include "base/digest.h"
 #include "fsdp/unit/whole_copies.h"
 #include "tessera/error.h"
@@ -62,6 +63,7 @@ void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
     require_same_call(state_of(mesh)->names.get(), "broadcast of " + name_of_all(tensors));
     c10d::broadcast_coalesced(mesh.process_group(), sent, message_bytes, 0);
   });
+  await_copies();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!sent[i].is_same(tensors[i])) tensors[i].copy_(sent[i]);
   }
@@ -97,6 +99,7 @@ at::Tensor WholeParameters::sum(const at::Tensor& mine) const {
 }
 
 void WholeParameters::keep_own(const at::Tensor& whole, const at::Tensor& to) const {
+  await_copies();
   const auto& layout = store_.layout();
   for (const auto& run : layout.runs[store_.rank()]) {
     const auto from = layout.params[run.param].gathered_offset + run.global;

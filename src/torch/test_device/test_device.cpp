@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "comm/whereabouts.h"
+#include "torch/device_memory.h"
 
 namespace tessera::testing {
 namespace {
@@ -123,6 +124,37 @@ struct DeviceAllocator final : c10::Allocator {
   }
 };
 
+// As CUDA does: it waits for copies with the memory, not with the host.
+void forget_pinned(void* first) {
+  const std::lock_guard lock(state().mutex);
+  const auto* begin = static_cast<const char*>(first);
+  const auto found = state().pinned.find(begin);
+  const auto* end = begin + found->second;
+  const auto is_in = [&](const void* address) {
+    return begin <= static_cast<const char*>(address) && static_cast<const char*>(address) < end;
+  };
+  for (auto& device : state().devices) {
+    std::erase_if(device.downloads, [&](const auto& copy) { return is_in(copy.to); });
+    std::erase_if(device.uploads, [&](const auto& copy) { return is_in(copy.from); });
+  }
+  state().pinned.erase(found);
+}
+
+std::atomic<int> locks_made{0}, locks_held{0};
+
+int lock_pages(void* bytes, std::size_t size, unsigned /*flags*/) {
+  const std::lock_guard lock(state().mutex);
+  state().pinned.emplace(static_cast<const char*>(bytes), size);
+  ++locks_made;
+  ++locks_held;
+  return 0;
+}
+int unlock_pages(void* bytes) {
+  forget_pinned(bytes);
+  --locks_held;
+  return 0;
+}
+
 // Page-locked memory of the host.
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -131,21 +163,9 @@ struct PinnedAllocator final : c10::Allocator {
     state().pinned.emplace(first, bytes);
     return {first, first, &release, at::kCPU};
   }
-  // As CUDA's does: it waits for copies with the memory, not with the host.
   static void release(void* first) {
     if (first == nullptr) return;
-    const std::lock_guard lock(state().mutex);
-    const auto* begin = static_cast<const char*>(first);
-    const auto found = state().pinned.find(begin);
-    const auto* end = begin + found->second;
-    const auto is_in = [&](const void* address) {
-      return begin <= static_cast<const char*>(address) && static_cast<const char*>(address) < end;
-    };
-    for (auto& device : state().devices) {
-      std::erase_if(device.downloads, [&](const auto& copy) { return is_in(copy.to); });
-      std::erase_if(device.uploads, [&](const auto& copy) { return is_in(copy.from); });
-    }
-    state().pinned.erase(found);
+    forget_pinned(first);
     std::free(first);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -399,6 +419,19 @@ bool is_pinned_memory(const void* pointer) {
   if (after == state().pinned.begin()) return false;
   const auto& [first, bytes] = *std::prev(after);
   return address < first + std::max<std::size_t>(bytes, 1);
+}
+
+PageLocks::PageLocks() {
+  set_page_lock({.lock = &lock_pages, .unlock = &unlock_pages});
+}
+PageLocks::~PageLocks() {
+  set_page_lock({});
+}
+int PageLocks::made() {
+  return locks_made;
+}
+int PageLocks::held() {
+  return locks_held;
 }
 
 }  // namespace tessera::testing

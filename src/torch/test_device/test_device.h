@@ -52,6 +52,18 @@ class [[nodiscard]] Uncounted {
   Uncounted& operator=(const Uncounted&) = delete;
 };
 
+// While it lives, the device page-locks memory of the host that it did not make itself, as
+// cudaHostRegister does. One at a time.
+class [[nodiscard]] PageLocks {
+ public:
+  PageLocks();
+  ~PageLocks();
+  PageLocks(const PageLocks&) = delete;
+  PageLocks& operator=(const PageLocks&) = delete;
+  [[nodiscard]] static int made();  // so far
+  [[nodiscard]] static int held();
+};
+
 // Events are not there until somebody waits for them: who asks hears "not yet".
 void set_late_events(bool late);
 // Streams say that they record a graph.

@@ -1,0 +1,97 @@
+// What users call: CheckpointWriter and the handles of its saves.
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/parallel.h"
+#include "checkpoint/background/snapshot.h"
+#include "checkpoint/background/writer.h"
+#include "tessera/checkpoint_writer.h"
+#include "tessera/comm.h"
+
+namespace tessera {
+namespace {
+
+const WriterOptions& require_meant(const WriterOptions& options) {
+  require_threads(options.threads);
+  if (options.silence.count() <= 0) {
+    throw Error(ErrorCode::invalid_argument, "WriterOptions::silence is " +
+                                                 std::to_string(options.silence.count()) +
+                                                 " ms, expected 1 or more");
+  }
+  if (options.end_within.count() >= 0) return options;
+  throw Error(ErrorCode::invalid_argument, "WriterOptions::end_within is " +
+                                               std::to_string(options.end_within.count()) +
+                                               " ms, expected 0 or more");
+}
+
+std::shared_ptr<Group> require_there(std::shared_ptr<Group> group) {
+  if (group) return group;
+  throw Error(ErrorCode::invalid_argument, "a CheckpointWriter without a group");
+}
+
+}  // namespace
+
+bool PendingSave::staged() const {
+  outcome_->require_own();
+  return outcome_->is_staged();
+}
+
+void PendingSave::await_staged() const {
+  outcome_->require_own();
+  outcome_->staging().wait();
+}
+
+bool PendingSave::done() const {
+  outcome_->require_own();
+  return outcome_->decision().is_made();
+}
+
+SaveResult PendingSave::result() const {
+  if (!done() && thread_job().behind != nullptr) {
+    throw Error(ErrorCode::invalid_argument,
+                "a hook of a save in the background waits for such a save");
+  }
+  outcome_->decision().wait();
+  if (!outcome_->failure()) return outcome_->result();
+  outcome_->take();
+  throw Error(*outcome_->failure());
+}
+
+CheckpointWriter::CheckpointWriter(std::shared_ptr<Group> group, const WriterOptions& options)
+    : writer_(std::make_shared<BackgroundWriter>(require_there(std::move(group)),
+                                                 require_meant(options))) {
+  writer_->start();
+}
+
+CheckpointWriter::CheckpointWriter(const WriterOptions& options)
+    : CheckpointWriter(solo_group(), options) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  writer_->close();
+}
+
+PendingSave CheckpointWriter::save(const Value& tree, const Location& where,
+                                   const SaveOptions& options, SaveDone done) {
+  return writer_->save(tree, where, options, std::move(done), {});
+}
+
+PendingSave CheckpointWriter::save(const Value& tree, const Location& where,
+                                   const SaveOptions& options, SaveDone done, SteadyMemory steady) {
+  return writer_->save(tree, where, options, std::move(done), std::move(steady));
+}
+
+int CheckpointWriter::ranks() const noexcept {
+  return writer_->ranks();
+}
+
+void CheckpointWriter::wait() {
+  writer_->wait();
+}
+
+std::uint64_t CheckpointWriter::bytes_of(const Value& tree) {
+  return TreeSnapshot(tree).bytes();
+}
+
+}  // namespace tessera

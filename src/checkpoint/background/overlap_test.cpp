@@ -1,0 +1,253 @@
+// Saves whose tensors are copied when save() has returned.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/copies.h"
+#include "base/log.h"
+#include "base/testing.h"
+#include "checkpoint/background/overlap.h"
+#include "checkpoint/background/testing.h"
+#include "comm/confer.h"
+#include "comm/testing.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using namespace std::chrono_literals;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Memory that nobody reads before the gate is open.
+class GatedSource final : public ByteSource {
+ public:
+  GatedSource(std::shared_ptr<Storage> bytes, std::shared_ptr<Gate> gate)
+      : bytes_(std::move(bytes)), gate_(std::move(gate)) {}
+  [[nodiscard]] std::uint64_t size() const override { return bytes_->size; }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    gate_->pass();
+    std::memcpy(out.data(), bytes_->data + offset, out.size());
+  }
+  [[nodiscard]] const std::string& name() const override { return name_; }
+
+ private:
+  const std::string name_ = "a tensor behind a gate";
+  const std::shared_ptr<Storage> bytes_;
+  const std::shared_ptr<Gate> gate_;
+};
+
+// A tree with the tensors "slow", whose copy waits at the gate, and "w".
+struct SlowTree {
+  explicit SlowTree(float first)
+      : tree(Value::dict({{"slow", numbers(4, first)}, {"w", numbers(4, first)}})) {
+    auto& storage = tree.at("slow").as_tensor().pieces.at(0).storage;
+    bytes = std::exchange(storage, std::make_shared<Storage>());
+    storage->source = std::make_shared<GatedSource>(bytes, gate);
+    storage->size = bytes->size;
+  }
+  ~SlowTree() { gate->open(); }
+  SlowTree(const SlowTree&) = delete;
+  SlowTree& operator=(const SlowTree&) = delete;
+
+  [[nodiscard]] float* slow() const { return reinterpret_cast<float*>(bytes->data); }
+  [[nodiscard]] static SteadyMemory steady() {
+    return {.has = [](const Storage& storage) { return storage.source != nullptr; }};
+  }
+
+  std::shared_ptr<Gate> gate = std::make_shared<Gate>();
+  Value tree;
+  std::shared_ptr<Storage> bytes;
+};
+
+WriterOptions always() {
+  return prompt({.overlap = Overlap::always});
+}
+
+TEST(Overlap, CopiesWhatIsSteadyBehindTheCall) {
+  SlowTree slow(1);
+  const auto store = memory_store();
+  CheckpointWriter writer(always());
+  const PendingSave pending = writer.save(slow.tree, store, {}, {}, SlowTree::steady());
+  EXPECT_FALSE(pending.staged());
+  EXPECT_FALSE(pending.done());
+  // All else is copied.
+  std::fill_n(elements_of(slow.tree, "w"), 4, -1.0F);
+  std::atomic<bool> has_stepped = false;
+  std::thread optimizer([&] {
+    begin_step();
+    has_stepped = true;
+    std::fill_n(slow.slow(), 4, -1.0F);
+  });
+  slow.gate->await_somebody();
+  EXPECT_FALSE(has_stepped);
+  slow.gate->open();
+  pending.await_staged();
+  EXPECT_TRUE(pending.staged());
+  optimizer.join();
+  pending.result();
+  EXPECT_THAT(floats_at(store, "slow"), ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(floats_at(store, "w"), ElementsAre(1, 2, 3, 4));
+}
+
+TEST(Overlap, CopiesAtOnceWithoutIt) {
+  for (const Overlap how : {Overlap::never, Overlap::measured}) {
+    SlowTree slow(1);
+    slow.gate->open();
+    CheckpointWriter writer(prompt({.overlap = how}));
+    const auto store = memory_store();
+    // Nobody says that what changes it waits.
+    const PendingSave pending = writer.save(slow.tree, store, {}, {}, SlowTree::steady());
+    EXPECT_TRUE(pending.staged());
+    std::fill_n(slow.slow(), 4, -1.0F);
+    EXPECT_THAT((pending.result(), floats_at(store, "slow")), ElementsAre(1, 2, 3, 4));
+  }
+}
+
+// Of storages that overlap one is not steady.
+TEST(Overlap, CopiesAtOnceWhatSharesMemoryWithOther) {
+  const auto bytes = memory(16);
+  const auto half = std::make_shared<Storage>(*bytes);
+  half->size = 8;
+  Value tree = Value::dict({{"all", numbers(4, 1)}, {"half", numbers(2, 1)}});
+  tree.at("all").as_tensor().pieces[0].storage = bytes;
+  tree.at("half").as_tensor().pieces[0].storage = half;
+  CheckpointWriter writer(always());
+  const auto is_half = [&](const Storage& storage) { return storage.size == half->size; };
+  EXPECT_TRUE(writer.save(tree, memory_store(), {}, {}, {.has = is_half}).staged());
+  const auto is_any = [](const Storage& /*storage*/) { return true; };
+  const auto store = memory_store();
+  writer.save(tree, store, {}, {}, {.has = is_any}).result();
+  EXPECT_THAT(floats_at(store, "half"), ElementsAre(0, 0));
+}
+
+TEST(Overlap, WhatWasChangedIsConflictOnAllRanks) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Group& group) {
+    SlowTree slow(1);
+    slow.gate->open();
+    CheckpointWriter writer(owned(group), always());
+    SteadyMemory steady = SlowTree::steady();
+    if (group.rank() == 1) {
+      steady.require_unchanged = [] {
+        throw Error(ErrorCode::conflict, "was changed").at_key("slow");
+      };
+    }
+    const PendingSave pending = writer.save(slow.tree, Location(store), {}, {}, std::move(steady));
+    pending.await_staged();
+    EXPECT_EQ(pending.staged(), group.rank() == 0);
+    const Error error = *failure_of([&] { pending.result(); });
+    EXPECT_EQ(error.code(), ErrorCode::conflict);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1"));
+    EXPECT_THAT(error.what(), HasSubstr("slow"));
+    // The next one works.
+    writer.save(slow.tree, Location(store), {}, {}, SlowTree::steady()).result();
+    writer.wait();
+  });
+}
+
+// Nobody counts what changes memory here: it is compared once more. What is changed when all is
+// copied is nobody's business.
+TEST(Overlap, ChangedMemoryIsConflictUnlessWhoChangesItWaits) {
+  for (const bool is_awaited : {false, true}) {
+    Value tree = Value::dict({{"w", numbers(4, 1)}});
+    float* const w = elements_of(tree, "w");
+    CheckpointWriter writer(always());
+    const auto store = memory_store();
+    const PendingSave pending = writer.save(tree, store, {}, {},
+                                            {.has = [](const Storage& /*storage*/) { return true; },
+                                             .require_unchanged =
+                                                 [w, asked = 0]() mutable {
+                                                   if (++asked == 1) w[3] = -1;
+                                                 },
+                                             .is_awaited = is_awaited});
+    pending.await_staged();
+    w[0] = -1;
+    if (!is_awaited) EXPECT_EQ(code_of([&] { pending.result(); }), ErrorCode::conflict);
+    if (is_awaited) EXPECT_THAT((pending.result(), floats_at(store, "w")), ElementsAre(1, 2, 3, 4));
+    EXPECT_EQ(store->list("").empty(), !is_awaited);
+  }
+}
+
+// Whatever of the library writes to tensors.
+TEST(Overlap, LoadsWaitForIt) {
+  const auto other = memory_store();
+  save(Value::dict({{"x", numbers(2, 5)}}), other);
+  SlowTree slow(1);
+  CheckpointWriter writer(always());
+  const PendingSave pending = writer.save(slow.tree, memory_store(), {}, {}, SlowTree::steady());
+  Value target = Value::dict({{"x", numbers(2, 0)}});
+  std::atomic<bool> is_loaded = false;
+  std::thread loader([&] {
+    load(target, other);
+    is_loaded = true;
+  });
+  slow.gate->await_somebody();
+  std::this_thread::sleep_for(20ms);
+  EXPECT_FALSE(is_loaded);
+  slow.gate->open();
+  loader.join();
+  EXPECT_THAT(floats(target.at("x").as_tensor()), ElementsAre(5, 6));
+  pending.result();
+}
+
+// A child has no thread that copies.
+TEST(Overlap, AChildOfForkDoesNotWait_R18) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer has no threads behind a fork";
+#endif
+  SlowTree slow(1);
+  const auto store = memory_store();
+  auto writer = std::make_unique<CheckpointWriter>(always());
+  const PendingSave pending = writer->save(slow.tree, store, {}, {}, SlowTree::steady());
+  slow.gate->await_somebody();
+  const pid_t child = run_process([&] {
+    begin_step();
+    const bool is_refused = code_of([&] { pending.await_staged(); }) == ErrorCode::invalid_argument;
+    writer.reset();
+    return is_refused ? 0 : 1;
+  });
+  EXPECT_EQ(end_of(child), 0);
+  slow.gate->open();
+  pending.result();
+}
+
+// Saves as a training has them, each before a step that takes so long.
+std::vector<bool> ways_of(OverlapChoice& choice, int saves, std::chrono::milliseconds waiting,
+                          std::chrono::milliseconds beside) {
+  std::vector<bool> ways;
+  begin_step();
+  for (int i = 0; i < saves; ++i) {
+    ways.push_back(choice.is_beside_step());
+    std::this_thread::sleep_for(ways.back() ? beside : waiting);
+    begin_step();
+  }
+  return ways;
+}
+
+TEST(Overlap, MeasuresBothWaysAndTakesTheCheaper) {
+  for (const bool is_beside_cheaper : {false, true}) {
+    OverlapChoice choice(Overlap::measured);
+    const auto ways =
+        ways_of(choice, 10, is_beside_cheaper ? 30ms : 0ms, is_beside_cheaper ? 0ms : 30ms);
+    EXPECT_THAT(std::vector<bool>(ways.begin(), ways.begin() + 7),
+                ElementsAre(false, false, true, false, true, false, true));
+    EXPECT_THAT(std::vector<bool>(ways.begin() + 7, ways.end()), Each(is_beside_cheaper));
+  }
+}
+
+TEST(Overlap, WithoutStepsItWaits) {
+  OverlapChoice choice(Overlap::measured);
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(choice.is_beside_step());
+}
+
+}  // namespace
+}  // namespace tessera
