@@ -227,10 +227,17 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
 
 Saver::Saver(const Options& options, const tessera::Mesh& mesh)
     : options_(options), group_(mesh.checkpoint_group()) {
+  if (options.saves_by_cost) frequency_.emplace(group_);
   if (options.async.empty()) return;
   tessera::WriterOptions how;
   how.process = options.async == "process";
+  if (options.async == "overlap") how.overlap = tessera::Overlap::always;
   writer_.emplace(mesh.writer_group(), how);
+}
+
+bool Saver::is_due(std::int64_t step) {
+  if (frequency_) return frequency_->due();
+  return options_.save_every > 0 && step % options_.save_every == 0;
 }
 
 std::vector<std::string> Saver::save(Training& training, const Progress& progress) {
@@ -254,6 +261,7 @@ std::vector<std::string> Saver::save(Training& training, const Progress& progres
     return note(saved);
   }
   under_way_ = UnderWay{tessera::save(*writer_, state, saved.where, how, group_), saved};
+  if (frequency_) frequency_->began(under_way_->pending);
   lines.push_back("saving " + last_ + " in the background");
   return lines;
 }

@@ -12,6 +12,7 @@
 #include "tessera/comm.h"
 #include "tessera/mesh.h"
 #include "tessera/run_directory.h"
+#include "tessera/save_frequency.h"
 #include "training.h"
 
 // What a training has behind it; with the seed it also says where in the data it is.
@@ -44,6 +45,8 @@ class Saver {
   // `options` outlive it.
   Saver(const Options& options, const tessera::Mesh& mesh);
 
+  // Asked once behind each step: whether it is to be saved (--save-every).
+  [[nodiscard]] bool is_due(std::int64_t step);
   // Writes the checkpoint of `progress`, or begins to, when the one before is done. Returns what
   // there is to say of both.
   std::vector<std::string> save(Training& training, const Progress& progress);
@@ -62,6 +65,7 @@ class Saver {
 
   const Options& options_;
   tessera::Group& group_;
+  std::optional<tessera::SaveFrequency> frequency_;  // none: by number
   std::optional<tessera::CheckpointWriter> writer_;  // none: at once
   std::optional<UnderWay> under_way_;
   std::string last_;

@@ -104,9 +104,7 @@ void train(const Options& options, const tessera::Mesh& mesh) {
     metrics.add(row);
     if (is_last || row.val_loss || progress.step % 10 == 0) say(mesh, to_line(row));
 
-    if (options.save_every > 0 && progress.step % options.save_every == 0) {
-      say_all(mesh, saver.save(training, progress));
-    }
+    if (saver.is_due(progress.step)) say_all(mesh, saver.save(training, progress));
   }
   const std::string last = checkpoint_path(options, progress.step);
   const bool is_saved = last == saver.last() || last == progress.checkpoint;

@@ -56,12 +56,20 @@ void add_output_flags(CLI::App& app, Options& o) {
                  "How they are laid out: as PyTorch's DCP, or as one of OLMo's checkpointers does")
       ->check(CLI::IsMember({"dcp", "full", "torch_new", "torch_legacy", "local"}).description(""))
       ->type_name("dcp|full|torch_new|torch_legacy|local");
-  app.add_option("--save-every", o.save_every, "Steps; 0: only at the end")
-      ->check(CLI::NonNegativeNumber);
+  app.add_option_function<std::string>(
+         "--save-every",
+         [&o](const std::string& given) {
+           o.saves_by_cost = given == "auto";
+           if (!o.saves_by_cost) o.save_every = std::stoll(given);
+         },
+         "Steps; 0: only at the end; auto: as often as 2 % of the time of training pays for")
+      ->check((CLI::NonNegativeNumber | CLI::IsMember({"auto"})).description(""))
+      ->type_name("N|auto");
   app.add_option("--async", o.async,
-                 "Save while the training goes on: by a thread, or by a process that outlives it")
-      ->check(CLI::IsMember({"thread", "process"}).description(""))
-      ->type_name("thread|process");
+                 "Save while the training goes on: by a thread, or by a process that outlives it; "
+                 "overlap: by a thread that also copies while it goes on")
+      ->check(CLI::IsMember({"thread", "process", "overlap"}).description(""))
+      ->type_name("thread|process|overlap");
   app.add_option("--keep", o.keep, "Newest checkpoints to keep; 0: all")
       ->check(CLI::NonNegativeNumber);
   app.add_option(
@@ -82,7 +90,7 @@ std::string contradiction(const Options& o) {
   if (o.dim % o.heads != 0) return "--heads must divide --dim";
   if (o.bench == 0 && o.data.empty()) return "--data is required";
   if (o.resume == "latest" && o.save.empty()) return "--resume latest needs --save";
-  if (o.save_every > 0 && o.save.empty()) return "--save-every needs --save";
+  if ((o.save_every > 0 || o.saves_by_cost) && o.save.empty()) return "--save-every needs --save";
   const char* world = std::getenv("WORLD_SIZE");
   if (o.sharding == Sharding::none && world != nullptr && std::string(world) != "1") {
     return "--sharding none is for one rank alone";

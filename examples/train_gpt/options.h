@@ -34,14 +34,15 @@ struct Options {
   std::string save;                  // checkpoints go to SAVE/step{N}
   std::string checkpointer = "dcp";  // or one of OLMo's: full, torch_new, torch_legacy, local
   std::int64_t save_every = 0;       // steps; 0: only after the last step
-  std::string async;                 // "thread" or "process"; empty: steps wait for saves
-  std::int64_t keep = 0;             // newest checkpoints that stay; 0: all
-  std::string resume;                // a checkpoint, or "latest" of `save`
-  std::int64_t val_every = 0;        // steps; 0: never
-  std::string metrics;               // a CSV file
-  std::string trace;                 // a timeline of steps 2 to 4, see tessera/trace.h
-  std::int64_t sample = 0;           // bytes of text to write after training
-  std::int64_t bench = 0;            // timed steps; 0: train
+  bool saves_by_cost = false;        // as often as 2 % of the time of training pays for
+  std::string async;           // "thread", "process" or "overlap"; empty: steps wait for saves
+  std::int64_t keep = 0;       // newest checkpoints that stay; 0: all
+  std::string resume;          // a checkpoint, or "latest" of `save`
+  std::int64_t val_every = 0;  // steps; 0: never
+  std::string metrics;         // a CSV file
+  std::string trace;           // a timeline of steps 2 to 4, see tessera/trace.h
+  std::int64_t sample = 0;     // bytes of text to write after training
+  std::int64_t bench = 0;      // timed steps; 0: train
 };
 
 // The options, or the exit code when there is nothing left to do: 0 after --help, 2 after wrong

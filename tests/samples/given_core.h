@@ -7,6 +7,7 @@
 #include "tessera/checkpoint_writer.h"
 #include "tessera/data_files.h"
 #include "tessera/restore.h"
+#include "tessera/save_frequency.h"
 #include "tessera/stateful.h"
 #include "tessera/tensor_view.h"
 

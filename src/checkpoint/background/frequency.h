@@ -1,0 +1,37 @@
+// What saves cost, and how far apart they have to be.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+
+namespace tessera {
+
+// The steps of one rank. Seconds.
+class StepCosts {
+ public:
+  // A step, or what lies between two of them, took so long; `saving`: a save was under way when it
+  // began.
+  void add_step(double seconds, bool saving);
+  // The save that was under way is decided.
+  void end_save();
+
+  // The median of the last steps without a save; 0: there was none.
+  [[nodiscard]] double step() const;
+  // The mean of the last saves: by how much their steps were longer than others. None: there was
+  // none.
+  [[nodiscard]] std::optional<double> save() const;
+
+ private:
+  std::deque<double> steps_;
+  std::deque<double> saves_;
+  double present_ = 0;  // of the save under way: its steps
+  std::int64_t present_steps_ = 0;
+};
+
+// Steps from one save to the next, so that saves which cost so much take at most `share` of the
+// time of steps which take so long. At least 1; `most` at most, unless it is 0.
+[[nodiscard]] std::int64_t steps_apart(double save_seconds, double step_seconds, double share,
+                                       std::int64_t most);
+
+}  // namespace tessera
