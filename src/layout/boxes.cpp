@@ -160,4 +160,15 @@ std::vector<Box> boxes_of_part(const Placement& placement, const Shape& shape, i
   return {std::move(box)};
 }
 
+std::int64_t elements_of_part(const Placement& placement, const Shape& shape, int part) {
+  const std::int64_t count = numel(shape);
+  if (placement.parts == 1 || count == 0) return part == 0 ? count : 0;
+  if (placement.shard > 0)
+    return part_begin(placement, count, part + 1) - part_begin(placement, count, part);
+  const std::int64_t size = shape[static_cast<std::size_t>(placement.dim)];
+  const std::int64_t slices =
+      chunk_begin(size, placement.parts, part + 1) - chunk_begin(size, placement.parts, part);
+  return slices * (count / size);
+}
+
 }  // namespace tessera

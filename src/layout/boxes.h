@@ -61,6 +61,9 @@ using BoxRow = std::function<std::span<const std::int64_t>(std::size_t number)>;
 // whole in part 0. `fits` holds.
 [[nodiscard]] std::vector<Box> boxes_of_part(const Placement& placement, const Shape& shape,
                                              int part);
+// The elements in these boxes.
+[[nodiscard]] std::int64_t elements_of_part(const Placement& placement, const Shape& shape,
+                                            int part);
 
 // How one element of a tensor is named in an Error.
 

@@ -144,6 +144,11 @@ TEST(Placement, PartsHaveEveryElementOnce) {
     if (!fits(placement, shape, ranks)) continue;
     ++whole_or_flat;
     EXPECT_NO_THROW(require_covered_once(shape, all_boxes(placement, shape))) << i;
+    for (int part = 0; part < placement.parts; ++part) {
+      std::int64_t elements = 0;
+      for (const Box& box : boxes_of_part(placement, shape, part)) elements += numel(box);
+      EXPECT_EQ(elements_of_part(placement, shape, part), elements) << i;
+    }
   }
   EXPECT_GT(whole_or_flat, 800);
 }

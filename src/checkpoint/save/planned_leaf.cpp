@@ -141,10 +141,9 @@ std::vector<int> holders_of_part(const Placement& placement, int part, int ranks
   return holders;
 }
 
-std::uint64_t bytes_of(DType dtype, const std::vector<Box>& boxes) {
-  std::uint64_t bytes = 0;
-  for (const Box& box : boxes) bytes += byte_size(dtype, box.sizes);
-  return bytes;
+std::uint64_t bytes_of_part(const PlannedLeaf& leaf, int part) {
+  const std::int64_t elements = elements_of_part(*leaf.placement, leaf.shape, part);
+  return static_cast<std::uint64_t>(elements) * size_of(leaf.dtype);
 }
 
 }  // namespace
@@ -155,21 +154,57 @@ void PlacedWalk::leaf(const PlannedLeaf& leaf, const Visit& visit) {
   for (int part = 0; part < placement.parts; ++part) {
     made.boxes = boxes_of_part(placement, leaf.shape, part);
     if (made.boxes.empty()) continue;
-    made.holders = holders_of(placement, part, ranks());
-    made.writer = made.holders == 1 ? part * placement.stride : writer_of_part(leaf, part);
-    add_load(made.writer, bytes_of(leaf.dtype, made.boxes));
+    made.holders = holders_of(placement, part, ranks_);
+    made.writer = writer_of_part(leaf, part, made.holders);
+    add_load(made.writer, bytes_of_part(leaf, part));
     visit(part, made);
   }
 }
 
-int PlacedWalk::writer_of_part(const PlannedLeaf& leaf, int part) const {
+std::optional<PlacedPart> PlacedWalk::part_of(const PlannedLeaf& leaf, int part) {
   const Placement& placement = *leaf.placement;
-  if (rules_.function) return chosen(leaf.name, holders_of_part(placement, part, ranks()));
+  PlacedPart own{.boxes = boxes_of_part(placement, leaf.shape, part),
+                 .holders = holders_of(placement, part, ranks_)};
+  if (placement.parts == ranks_ || !weighs()) {  // who writes a part depends on no other
+    if (!own.boxes.empty()) own.writer = writer_of_part(leaf, part, own.holders);
+    if (weighs()) uncounted_.push_back(&leaf);
+  } else {
+    for (int other = 0; other < placement.parts; ++other) {
+      const std::uint64_t bytes = bytes_of_part(leaf, other);
+      if (bytes == 0 && other != part) continue;
+      const int writer = writer_of_part(leaf, other, holders_of(placement, other, ranks_));
+      add_load(writer, bytes);
+      if (other == part) own.writer = writer;
+    }
+  }
+  if (own.boxes.empty()) return std::nullopt;
+  return own;
+}
+
+void PlacedWalk::add_load(int rank, std::uint64_t bytes) {
+  if (!weighs()) return;
+  loads_.resize(static_cast<std::size_t>(ranks_));
+  loads_[static_cast<std::size_t>(rank)] += bytes;
+}
+
+// Parts of these leaves have one holder each: part r is rank r's.
+void PlacedWalk::settle() {
+  loads_.resize(static_cast<std::size_t>(ranks_));
+  for (const PlannedLeaf* leaf : uncounted_) {
+    for (int rank = 0; rank < ranks_; ++rank) add_load(rank, bytes_of_part(*leaf, rank));
+  }
+  uncounted_.clear();
+}
+
+int PlacedWalk::writer_of_part(const PlannedLeaf& leaf, int part, int holders) {
+  const Placement& placement = *leaf.placement;
   int writer = part * placement.stride;
+  if (holders == 1) return writer;
+  if (rules_.function) return chosen(leaf.name, holders_of_part(placement, part, ranks_));
   if (rules_.replicas == ReplicaWriter::lowest_rank) return writer;
-  for_each_holder(placement, part, ranks(), [&](int rank) {
-    if (loads_[static_cast<std::size_t>(rank)] < loads_[static_cast<std::size_t>(writer)])
-      writer = rank;
+  settle();
+  for_each_holder(placement, part, ranks_, [&](int rank) {
+    if (load_of(rank) < load_of(writer)) writer = rank;
   });
   return writer;
 }
@@ -184,11 +219,12 @@ int PlacedWalk::chosen(const std::string& key, std::span<const int> holders) con
       .at_key(key);
 }
 
-int PlacedWalk::writer_of(const std::string& key, std::span<const int> holders) const {
-  if (rules_.function && holders.size() > 1) return chosen(key, holders);
+int PlacedWalk::writer_of(const std::string& key, std::span<const int> holders) {
+  if (holders.size() == 1) return holders.front();
+  if (rules_.function) return chosen(key, holders);
   if (rules_.replicas == ReplicaWriter::lowest_rank) return holders.front();
-  return *std::ranges::min_element(
-      holders, {}, [this](int rank) { return loads_[static_cast<std::size_t>(rank)]; });
+  settle();
+  return *std::ranges::min_element(holders, {}, [this](int rank) { return load_of(rank); });
 }
 
 }  // namespace tessera

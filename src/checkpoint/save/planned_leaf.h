@@ -96,24 +96,36 @@ struct WriterRules {
 // that a function chooses. Throws `invalid_argument` if that does not hold the part.
 class PlacedWalk {
  public:
-  PlacedWalk(int ranks, WriterRules rules)
-      : rules_(std::move(rules)), loads_(static_cast<std::size_t>(ranks), 0) {}
+  PlacedWalk(int ranks, WriterRules rules) : ranks_(ranks), rules_(std::move(rules)) {}
 
   using Visit = std::function<void(int part, const PlacedPart& made)>;
   // Visits the parts that have elements, and that of a tensor without any. `leaf` has a placement.
   void leaf(const PlannedLeaf& leaf, const Visit& visit);
+  // The same for who needs one part alone; none if that would not be visited. What the others add
+  // to their writers' bytes is counted when somebody's choice depends on it: `leaf` outlives this.
+  [[nodiscard]] std::optional<PlacedPart> part_of(const PlannedLeaf& leaf, int part);
   // The bytes of an item that is written apart from the walk.
-  void add_load(int rank, std::uint64_t bytes) { loads_[static_cast<std::size_t>(rank)] += bytes; }
+  void add_load(int rank, std::uint64_t bytes);
   // The rank of `holders` (ascending, not empty) that writes a part of `key`, by the same rules.
-  [[nodiscard]] int writer_of(const std::string& key, std::span<const int> holders) const;
+  [[nodiscard]] int writer_of(const std::string& key, std::span<const int> holders);
 
  private:
-  [[nodiscard]] int ranks() const { return static_cast<int>(loads_.size()); }
-  [[nodiscard]] int writer_of_part(const PlannedLeaf& leaf, int part) const;
+  // Whether bytes decide who writes.
+  [[nodiscard]] bool weighs() const {
+    return !rules_.function && rules_.replicas == ReplicaWriter::fewest_bytes;
+  }
+  [[nodiscard]] int writer_of_part(const PlannedLeaf& leaf, int part, int holders);
   [[nodiscard]] int chosen(const std::string& key, std::span<const int> holders) const;
+  void settle();
+  [[nodiscard]] std::uint64_t load_of(int rank) const {
+    return loads_[static_cast<std::size_t>(rank)];
+  }
 
+  int ranks_;
   WriterRules rules_;
-  std::vector<std::uint64_t> loads_;  // bytes that each rank writes, so far
+  // Bytes that each rank writes, so far; by rank, empty before the first choice depends on them.
+  std::vector<std::uint64_t> loads_;
+  std::vector<const PlannedLeaf*> uncounted_;  // whose bytes are not in `loads_` yet
 };
 
 }  // namespace tessera

@@ -155,18 +155,16 @@ class OwnLayout {
 
   void placed(PlacedWalk& walk, std::size_t leaf) {
     const PlannedLeaf& planned = own_.leaves[leaf];
-    const int mine = part_of_rank(*planned.placement, own_.rank);
-    walk.leaf(planned, [&](int part, const PlacedPart& made) {
-      if (part != mine) return;
-      for (const Box& box : made.boxes) {
-        OwnItem item{.leaf = leaf,
-                     .chunk = chunk_at(leaf, box),
-                     .key = key_of(planned.name, box.offsets),
-                     .holders = made.holders};
-        item.is_written = made.writer == own_.rank;
-        add(std::move(item));
-      }
-    });
+    const auto part = walk.part_of(planned, part_of_rank(*planned.placement, own_.rank));
+    if (!part) return;
+    for (const Box& box : part->boxes) {
+      OwnItem item{.leaf = leaf,
+                   .chunk = chunk_at(leaf, box),
+                   .key = key_of(planned.name, box.offsets),
+                   .holders = part->holders};
+      item.is_written = part->writer == own_.rank;
+      add(std::move(item));
+    }
   }
 
   // A tensor without elements has no chunk with a storage.
