@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -105,6 +107,42 @@ TEST(WriterProcess, SavesWhatTheTreeWasAtTheCall) {
   }
   EXPECT_THAT(names_in(run), ::testing::UnorderedElementsAre("step0", "step1", "step2"));
   EXPECT_EQ(children().size(), 1U);
+}
+
+// A number of kilobytes that the kernel tells of a process.
+long kilobytes_of(pid_t process, const std::string& file, const std::string& field) {
+  std::ifstream told("/proc/" + std::to_string(process) + "/" + file);
+  for (std::string line; std::getline(told, line);)
+    if (line.starts_with(field + ":")) return std::atol(line.c_str() + field.size() + 1);
+  ADD_FAILURE() << file << " has no " << field;
+  return 0;
+}
+
+// Trainer and process have the arena in common, of which each Pss has a half.
+TEST(WriterProcess, MemoryStaysAsItIsOver200Saves) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "what is measured here would be the sanitizer's memory";
+#endif
+  constexpr std::int64_t kCount = 1 << 20;  // 4 MiB
+  const std::string directory = temporary_directory() + "/c";
+  const Value tree = Value::dict({{"w", numbers(kCount, 0)}, {"text", std::string(1000, 'x')}});
+  const pid_t trainer = ::getpid();
+  const long before = kilobytes_of(trainer, "smaps_rollup", "Pss");
+  CheckpointWriter writer(by_process());
+  ASSERT_EQ(children().size(), 1U);
+  const pid_t process = children().front();
+  const auto own_of_process = [&] { return kilobytes_of(process, "status", "RssAnon"); };
+  long after_20 = 0, most = 0;
+  for (int i = 0; i < 200; ++i) {
+    writer.save(tree, directory, replacing()).result();
+    most = std::max(most, kilobytes_of(trainer, "smaps_rollup", "Pss") +
+                              kilobytes_of(process, "smaps_rollup", "Pss"));
+    if (i == 20) after_20 = own_of_process();
+  }
+  EXPECT_LE(most - before, (4 * kCount + (64 << 20)) / 1024);
+  EXPECT_LE(own_of_process() - after_20, 8 << 10);
+  ::testing::Test::RecordProperty("most_kib", std::to_string(most - before));
+  ::testing::Test::RecordProperty("own_kib", std::to_string(own_of_process()));
 }
 
 // The same files as the thread's, but for ids, of every kind.
