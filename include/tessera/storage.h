@@ -40,7 +40,8 @@ class Store {
   // What a listing has told: that version, or `conflict` here or at a read. Saves asking again.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open_listed(const ObjectInfo& object) const;
   // A new object, invisible until its commit. An existing one is `already_exists` with
-  // IfExists::fail; commit checks again. `size_hint` (0: unknown) lets the store reserve room.
+  // IfExists::fail: here, or where to ask takes a request of its own before much is sent, and at
+  // commit. `size_hint` (0: unknown) lets the store reserve room.
   [[nodiscard]] virtual std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                          std::uint64_t size_hint = 0) = 0;
   // A new version of an object, whose commit is `conflict` if it is not `expected` any more.

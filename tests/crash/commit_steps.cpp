@@ -11,10 +11,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,9 +44,9 @@ enum class Said : int { nothing, saved, failed, unknown };
 
 // What processes know of a run, in memory that they share.
 struct Board {
-  int steps = 0;            // that rank 0 has taken
-  int first_of_commit = 0;  // the first behind the data
-  bool after_look = false;  // the fatal step is behind rank 0's last look at the group
+  std::atomic<int> steps = 0;  // that rank 0 has taken, some of them at once
+  int first_of_commit = 0;     // the first that makes the side file: all data is there
+  bool after_look = false;     // the fatal step is behind rank 0's last look at the group
   char last_step[64] = "";
   Said said[kRanks] = {};
   bool committed[kRanks] = {};  // what committed() says to whom the outcome is unknown
@@ -61,6 +63,8 @@ int fatal_signal = SIGKILL;
 void count_step(const char* call, std::string_view name) {
   if (!armed) return;
   if (std::strcmp(call, "commit") == 0 && name == ".metadata") looked = true;
+  if (name.ends_with(".json") && board->first_of_commit == 0)
+    board->first_of_commit = board->steps + 1;
   const bool is_over = fatal_step > 0 && board->steps >= fatal_step;
   if (!is_over)
     std::snprintf(board->last_step, sizeof board->last_step, "%s %.*s", call,
@@ -116,9 +120,6 @@ int take_part(Group& group, const std::string& directory, int rank) {
   armed = rank == 0;
   testing::on_step() = count_step;
   SaveOptions options = replacing();
-  options.events = [&](const Event& event) {
-    if (rank == 0 && event.phase == "write") board->first_of_commit = board->steps + 1;
-  };
   std::vector<float> memory;
   try {
     save(tree_of(rank, kRanks, 2, memory), store, options, group);
@@ -197,7 +198,8 @@ std::string carry_out(const Run& run) {
   fs::remove_all(run.directory);
   fs::create_directories(run.directory);
   if (run.replaces) save_alone(run.directory, 1);
-  *board = {};
+  std::destroy_at(board);
+  std::construct_at(board);
   fatal_step = run.fatal_step;
   fatal_signal = run.signal;
   const bool is_stopped = run.signal == SIGSTOP;

@@ -35,5 +35,9 @@ struct DcpGuard {
 // what reading these files throws.
 [[nodiscard]] std::set<std::string> own_files(const Store& store,
                                               const std::vector<ObjectInfo>& objects);
+// The same for who has asked whether there is a `.metadata`.
+[[nodiscard]] std::set<std::string> own_files(const Store& store,
+                                              const std::vector<ObjectInfo>& objects,
+                                              bool has_metadata);
 
 }  // namespace tessera

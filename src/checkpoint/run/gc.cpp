@@ -282,7 +282,7 @@ class WithoutLeftovers final : public ForwardingStore {
 // The names of what may go. The checkpoint that is there, if one is, has to open without them: what
 // cannot be opened is no place to remove anything from.
 std::vector<std::string> proven_leftovers(const std::shared_ptr<Store>& store) {
-  std::vector<std::string> leftovers = leftovers_in(*store);
+  std::vector<std::string> leftovers = leftovers_in(*store, present_in(*store));
   if (leftovers.empty()) return leftovers;
   const std::shared_ptr<Store> left = std::make_shared<WithoutLeftovers>(store, leftovers);
   if (!own_files(*left, left->list_level()).empty())

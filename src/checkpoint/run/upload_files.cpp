@@ -96,7 +96,8 @@ void add_dcp(const std::shared_ptr<Store>& store, const std::string& prefix, Kno
   NearObjects objects(*store);
   for (const std::string& name : named_files(metadata)) (void)objects.find(name);  // or its error
   for (const auto& [name, digests] : *guard.digests) known.digests[prefix + name] = digests;
-  for (const std::string& name : known_leftovers(*store)) known.leftovers.insert(prefix + name);
+  for (const std::string& name : known_leftovers(*store, present_in(*store)))
+    known.leftovers.insert(prefix + name);
 }
 
 void require_size(const ByteSource& source, const ObjectInfo& file) {

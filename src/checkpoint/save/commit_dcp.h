@@ -11,22 +11,13 @@
 #include "checkpoint/save/messages.h"
 #include "checkpoint/save/save_plan.h"
 #include "format/dcp/dcp.h"
+#include "io/checked_source.h"
 #include "tessera/storage.h"
 
 namespace tessera {
 
-// Throws `already_exists` at `path` when the store holds a checkpoint that was saved together.
-void require_no_metadata(const Store& store, const std::string& path);
-// The same, and when it holds parts that ranks saved each for itself (save_part.h): readers would
-// take the new one for them.
-void require_no_checkpoint(const Store& store, const std::string& path);
 // Whether the checkpoint in the store is that of this save.
 [[nodiscard]] bool is_visible(const Store& store, const std::string& save_id);
-
-// The version of the `.metadata` that a commit replaces; empty where the store knows no versions.
-// None: there is none.
-using Replaced = std::optional<std::string>;
-[[nodiscard]] Replaced metadata_version(const Store& store);
 
 struct CommittedFiles {
   std::uint64_t files = 0;
@@ -46,9 +37,25 @@ struct Commit {
 using MetadataBytes = std::function<void(const std::function<void(ByteView)>& write)>;
 
 // Publishes the `.metadata` of a save. The side file becomes durable first; `.metadata` is the
-// commit. Returns what it wrote.
+// commit.
+class DcpCommit {
+ public:
+  // Writes both. What becomes `.metadata` has no name yet, and goes with this.
+  DcpCommit(Store& store, const MetadataBytes& metadata, Commit commit);
+  // The `save_id` is that of `metadata`.
+  DcpCommit(Store& store, const dcp::MetadataSource& metadata, Commit commit);
+
+  void publish();
+  // What it writes.
+  [[nodiscard]] const CommittedFiles& files() const { return files_; }
+
+ private:
+  DigestSink metadata_;
+  std::function<void()> last_look_;
+  CommittedFiles files_;
+};
+// Both at once.
 CommittedFiles commit_dcp(Store& store, const MetadataBytes& metadata, Commit commit);
-// The `save_id` is that of `metadata`.
 CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, Commit commit);
 
 // The places of compressed items. Nobody knows how long these are before they are written, so ranks

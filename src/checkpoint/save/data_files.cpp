@@ -194,9 +194,10 @@ struct DcpDirectory::State {
   State(std::shared_ptr<Store> in, const DcpDirectoryOptions& options)
       : store(std::move(in)), hold(store->hold()) {
     store->require_writable(probe_name(random_attempt()), options.single_writer);
-    if (!options.overwrite) require_no_checkpoint(*store, store->name());
-    replaced = metadata_version(*store);
-    leftovers.find(*store, hold != nullptr || options.single_writer);
+    const Present present = present_in(*store);
+    if (!options.overwrite) require_no_checkpoint(present, store->name());
+    replaced = present.metadata;
+    leftovers.find(*store, present, hold != nullptr || options.single_writer);
   }
 
   void require_there() const {
@@ -214,7 +215,7 @@ struct DcpDirectory::State {
       commit.digests.emplace(file.name, FileDigests{file.size, {}, 0, file.tail});
     }
     const auto there = [this] { require_there(); };
-    require_in_store(sought, *store, {stop, there});
+    require_in_store(sought, *store, store->list_level(), {stop, there});
     require_going_on(stop);
     commit.last_look = there;
     commit_dcp(

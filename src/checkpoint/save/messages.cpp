@@ -135,14 +135,14 @@ void require_planned(const Reports& reports, const SavePlan& plan, const std::st
     require_all_written(plan.files(), rank, written[static_cast<std::size_t>(rank)]);
 }
 
-void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
+void require_in_store(const Reports& reports, const Listed& there, const std::string& attempt,
                       const Looking& looking) {
   std::vector<Sought> sought;
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
     sought.push_back(
         {data_file_name(rank.rank, file.file, attempt), ranks_place(rank), file.digest.size});
   });
-  require_in_store(sought, store, looking);
+  require_in_store(sought, there.store, there.objects, looking);
 }
 
 DigestsByName digests_of(const Reports& reports, const std::string& attempt) {

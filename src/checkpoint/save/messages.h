@@ -94,7 +94,11 @@ struct Reports {
 // many items as planned.
 void require_planned(const Reports& reports, const SavePlan& plan, const std::string& attempt);
 // Each file that is reported (place.h).
-void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
+struct Listed {
+  const Store& store;
+  const std::vector<ObjectInfo>& objects;  // of its root
+};
+void require_in_store(const Reports& reports, const Listed& there, const std::string& attempt,
                       const Looking& looking);
 
 [[nodiscard]] DigestsByName digests_of(const Reports& reports, const std::string& attempt);

@@ -120,6 +120,45 @@ void require_seen_by_all(const Unseeing& unseeing, int ranks, const Store& store
       .at_path(store.name());
 }
 
+bool Present::has_metadata() const {
+  return metadata || std::ranges::find(objects, kDcpMetadata, &ObjectInfo::name) != objects.end();
+}
+
+Present present_in(const Store& store) {
+  Present present;
+  parallel_for(2, 2, [&](std::size_t question) {
+    if (question == 0) {
+      present.objects = store.list_level();
+    } else if (const auto metadata = open_if_there(store, kDcpMetadata)) {
+      present.metadata = metadata->version();
+    }
+  });
+  return present;
+}
+
+namespace {
+
+[[noreturn]] void refuse_checkpoint(const std::string& path) {
+  throw Error(ErrorCode::already_exists, "a checkpoint is there already").at_path(path);
+}
+
+}  // namespace
+
+void require_no_metadata(const Store& store, const std::string& path) {
+  if (store.exists(kDcpMetadata)) refuse_checkpoint(path);
+}
+
+void require_no_checkpoint(const Present& present, const std::string& path) {
+  if (present.has_metadata()) refuse_checkpoint(path);
+  for (const ObjectInfo& object : present.objects) {
+    if (is_rank_metadata(object.name)) {
+      throw Error(ErrorCode::already_exists,
+                  "a part of a checkpoint, which a rank saved, is there already: " + object.name)
+          .at_path(path);
+    }
+  }
+}
+
 void require_free(const Store& store, std::uint64_t bytes) {
   const std::optional<std::uint64_t> free = store.free_bytes();
   if (!free || *free >= bytes) return;
@@ -130,12 +169,6 @@ void require_free(const Store& store, std::uint64_t bytes) {
 }
 
 namespace {
-
-std::unordered_map<std::string, std::uint64_t> sizes_in(const Store& store) {
-  std::unordered_map<std::string, std::uint64_t> sizes;
-  for (const ObjectInfo& object : store.list_level()) sizes.emplace(object.name, object.size);
-  return sizes;
-}
 
 void require_size(const Sought& file, std::uint64_t size, const Store& store) {
   if (size == file.size) return;
@@ -170,8 +203,9 @@ void look_for(const Store& store, std::vector<Sought>& missing, const Looking& l
 }  // namespace
 
 void require_in_store(const std::vector<Sought>& files, const Store& store,
-                      const Looking& looking) {
-  const auto sizes = sizes_in(store);
+                      const std::vector<ObjectInfo>& listed, const Looking& looking) {
+  std::unordered_map<std::string, std::uint64_t> sizes;
+  for (const ObjectInfo& object : listed) sizes.emplace(object.name, object.size);
   std::vector<Sought> missing;
   for (const Sought& file : files) {
     const auto found = sizes.find(file.name);
@@ -208,12 +242,11 @@ bool is_leftover(const std::string& name, const std::set<std::string>& own) {
 
 }  // namespace
 
-std::vector<std::string> leftovers_in(const Store& store) {
-  // First of all: what is listed later may be of a checkpoint that has replaced this one.
-  const std::vector<ObjectInfo> objects = store.list_level();
-  const std::set<std::string> own = own_files(store, objects);
+std::vector<std::string> leftovers_in(const Store& store, const Present& present) {
+  // Behind the listing: what is listed later may be of a checkpoint that has replaced this one.
+  const std::set<std::string> own = own_files(store, present.objects, present.has_metadata());
   std::vector<std::string> leftovers;
-  for (const ObjectInfo& object : objects) {
+  for (const ObjectInfo& object : present.objects) {
     if (is_leftover(object.name, own)) leftovers.push_back(object.name);
   }
   return leftovers;
@@ -226,23 +259,23 @@ bool is_unreadable(ErrorCode code) {
 
 // Beside a checkpoint that this library cannot read nothing is known to be left over: a later torch
 // may have written it, with other dtypes. It may be replaced all the same.
-std::vector<std::string> known_leftovers(const Store& store) {
+std::vector<std::string> known_leftovers(const Store& store, const Present& present) {
   try {
-    return leftovers_in(store);
+    return leftovers_in(store, present);
   } catch (const Error& error) {
     if (!is_unreadable(error.code())) throw;
     return {};
   }
 }
 
-void remove_leftovers(Store& store) {
+void remove_leftovers(Store& store, const Present& present) {
   store.remove_unfinished();
-  for (const std::string& name : known_leftovers(store)) store.remove(name);
+  for (const std::string& name : known_leftovers(store, present)) store.remove(name);
 }
 
-void Leftovers::find(Store& store, bool is_alone) {
-  if (is_alone) return remove_leftovers(store);
-  waiting_ = known_leftovers(store);
+void Leftovers::find(Store& store, const Present& present, bool is_alone) {
+  if (is_alone) return remove_leftovers(store, present);
+  waiting_ = known_leftovers(store, present);
   // A rival puts its probe there before it looks which checkpoint is there.
   std::erase_if(waiting_, [](const std::string& name) { return is_probe_name(name); });
 }

@@ -86,6 +86,28 @@ void await_probe(Group& group, const Store& store, const std::string& name,
 // On rank 0: throws `incomplete` if there are any.
 void require_seen_by_all(const Unseeing& unseeing, int ranks, const Store& store);
 
+// What is in the place already.
+
+// The version of the `.metadata` that a commit replaces; empty where the store knows no versions.
+// None: there is none.
+using Replaced = std::optional<std::string>;
+
+struct Present {
+  Replaced metadata;
+  std::vector<ObjectInfo> objects;  // of the root
+  // Whether either has told of a `.metadata`. A store may list an object of which it says that it
+  // is not there, or the other way round (fault-rows O17).
+  [[nodiscard]] bool has_metadata() const;
+};
+// Asks for both at once.
+[[nodiscard]] Present present_in(const Store& store);
+
+// Throws `already_exists` at `path` when the store holds a checkpoint that was saved together.
+void require_no_metadata(const Store& store, const std::string& path);
+// The same, and when it holds parts that ranks saved each for itself (save_part.h): readers would
+// take the new one for them.
+void require_no_checkpoint(const Present& present, const std::string& path);
+
 // Whether what is to be saved finds room.
 
 // Throws `out_of_space` if the store says that less than `bytes` are free. What a save replaces
@@ -110,31 +132,32 @@ struct Looking {
 
 // Throws `incomplete` for files that the store does not show here, with who wrote them where, and
 // `corrupt` for those of another size: ranks that write into different directories, or to disks of
-// their own, would get a checkpoint of which a part is missing. What is not listed is opened, and
-// looked for again for 90 seconds.
-void require_in_store(const std::vector<Sought>& files, const Store& store, const Looking& looking);
+// their own, would get a checkpoint of which a part is missing. What is not in `listed`, a listing
+// of the store's root, is opened, and looked for again for 90 seconds.
+void require_in_store(const std::vector<Sought>& files, const Store& store,
+                      const std::vector<ObjectInfo>& listed, const Looking& looking);
 
 // What killed saves and replaced checkpoints left in a DCP directory.
 
 // Probes, and data files and side files that are not the present checkpoint's own_files(). Without
 // a checkpoint only those with names of ours: they belong to nobody, or to a save that goes on.
-[[nodiscard]] std::vector<std::string> leftovers_in(const Store& store);
+[[nodiscard]] std::vector<std::string> leftovers_in(const Store& store, const Present& present);
 
 // What reading a checkpoint throws that is another library's, or damaged.
 [[nodiscard]] bool is_unreadable(ErrorCode code);
 
 // The same leftovers; none where the checkpoint that is there cannot be read or is damaged.
-[[nodiscard]] std::vector<std::string> known_leftovers(const Store& store);
+[[nodiscard]] std::vector<std::string> known_leftovers(const Store& store, const Present& present);
 
 // Removes these and unfinished files. Only while nobody writes.
-void remove_leftovers(Store& store);
+void remove_leftovers(Store& store, const Present& present);
 
 // What a save or conversion removes of them.
 class Leftovers {
  public:
-  // At its begin, after it has looked which checkpoint is there. If nobody else writes, they go now
-  // and make room. Else some may be a rival's, and wait.
-  void find(Store& store, bool is_alone);
+  // At its begin. `present`: by what it will commit. If nobody else writes, they go now and make
+  // room. Else some may be a rival's, and wait.
+  void find(Store& store, const Present& present, bool is_alone);
   // After the commit. Rivals that had files by then have lost, because another checkpoint is there
   // than they have planned on.
   void after_commit(Store& store) const noexcept;

@@ -237,7 +237,7 @@ TEST(Probe, NobodyLooksForTheFilesOfARankThatIsLost) {
   reports.ranks.push_back({.rank = 1, .host = "elsewhere", .files = {{}}});
   const auto lost = [] { throw Error(ErrorCode::peer_failed, "rank 1 is gone"); };
   EXPECT_EQ(code_of([&] {
-              require_in_store(reports, *store, "0123456789ab", {{}, lost});
+              require_in_store(reports, {*store, store->list_level()}, "0123456789ab", {{}, lost});
             }),
             ErrorCode::peer_failed);
 }

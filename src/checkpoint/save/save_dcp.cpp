@@ -172,12 +172,10 @@ class Saver final : public GroupSave {
 
   // Rank 0, before anything is written.
   void make_room() {
-    if (options_.overwrite) {
-      replaced_ = metadata_version(*store_);
-    } else {
-      require_no_checkpoint(*store_, store_->name());
-    }
-    leftovers_.find(*store_, hold_ != nullptr || options_.single_writer);
+    const Present present = present_in(*store_);
+    if (!options_.overwrite) require_no_checkpoint(present, store_->name());
+    replaced_ = present.metadata;
+    leftovers_.find(*store_, present, hold_ != nullptr || options_.single_writer);
     // Types that are converted to and compression make other sizes.
     if (!options_.dtype && options_.compression == Compression::none)
       require_free(*store_, tensor_bytes(leaves_));
@@ -329,10 +327,7 @@ class Saver final : public GroupSave {
       if (!plan_) plan_all(ToldLeaves(planned_, false));
       reports_ = decode_reports(all, are_compressed());
       require_planned(reports_, *plan_, opening_.attempt);
-      require_in_store(reports_, *store_, opening_.attempt, {options_.stop, [this] {
-                                                               group_.require_peers();
-                                                               if (hold_) hold_->require_there();
-                                                             }});
+      look_and_write_metadata();
       return reports_.copies == 0 ? Bytes() : Bytes(1);
     };
     return confer_after_long_work(
@@ -341,6 +336,25 @@ class Saver final : public GroupSave {
                {[this] { return encode_report(report_, copies_term(copies_), are_compressed()); },
                 combine_reports, conclude})
         .empty();
+  }
+
+  // Rank 0. Neither needs the other: of a store far away each costs as long as it takes to answer.
+  void look_and_write_metadata() {
+    std::vector<ObjectInfo> objects;
+    parallel_for(2, 2, [&](std::size_t i) {
+      if (i == 0) {
+        objects = store_->list_level();
+      } else {
+        write_metadata();
+      }
+    });
+    require_in_store(reports_, {*store_, objects}, opening_.attempt,
+                     {options_.stop, [this] { require_all_there(); }});
+  }
+
+  void require_all_there() const {
+    group_.require_peers();
+    if (hold_) hold_->require_there();
   }
 
   void compare_copies(bool all_equal) {
@@ -412,6 +426,7 @@ class Saver final : public GroupSave {
     for (const FileReport& file : report_.files)
       remove_quietly(*store_, data_file_name(group_.rank(), file.file, opening_.attempt));
     if (!leads()) return;
+    remove_metadata();
     try {
       for (const ObjectInfo& object : store_->list_level("")) {
         if (is_data_file_of(object.name, opening_.attempt)) remove_quietly(*store_, object.name);
@@ -437,40 +452,45 @@ class Saver final : public GroupSave {
     return encode_types(all);
   }
 
-  // Rank 0.
+  // Rank 0: what becomes `.metadata`, and the side file.
+  void write_metadata() {
+    DigestsByName digests = digests_of(reports_, opening_.attempt);
+    const PlanSource source(*plan_, {"1.0.0", store_->name(), opening_.save_id, true},
+                            opening_.attempt, are_compressed() ? ItemEnds(reports_) : ItemEnds());
+    commit_.emplace(*store_, source, Commit{{}, std::move(digests), types(), replaced_, [this] {
+                                              require_all_there();
+                                            }});
+  }
+
+  // What has no name goes first: a directory is removed when it is empty.
+  void remove_metadata() {
+    commit_.reset();
+    remove_quietly(*store_, side_file_name(opening_.save_id));
+  }
+
   void publish(SaveResult& result) {
     try {
-      put_metadata(result);
+      commit_->publish();
     } catch (...) {
       withdraw();
       throw;
     }
-  }
-
-  void put_metadata(SaveResult& result) {
-    DigestsByName digests = digests_of(reports_, opening_.attempt);
-    for (const auto& [name, file] : digests) result.total_bytes += file.size;
-    const std::size_t files = digests.size();
-    const PlanSource source(*plan_, {"1.0.0", store_->name(), opening_.save_id, true},
-                            opening_.attempt, are_compressed() ? ItemEnds(reports_) : ItemEnds());
-    const auto last_look = [this] {
-      group_.require_peers();
-      if (hold_) hold_->require_there();
-    };
-    const CommittedFiles more =
-        commit_dcp(*store_, source, {{}, std::move(digests), types(), replaced_, last_look});
-    result.files = files + more.files;
-    result.total_bytes += more.bytes;
+    result.files = commit_->files().files;
+    result.total_bytes = commit_->files().bytes;
+    for (const RankReport& report : reports_.ranks) {
+      result.files += report.files.size();
+      for (const FileReport& file : report.files) result.total_bytes += file.digest.size;
+    }
   }
 
   // Everybody's files, unless the commit has been made.
   void withdraw() {
     if (is_visible(*store_, opening_.save_id)) return;
+    remove_metadata();
     for (const RankReport& report : reports_.ranks) {
       for (const FileReport& file : report.files)
         remove_quietly(*store_, data_file_name(report.rank, file.file, opening_.attempt));
     }
-    remove_quietly(*store_, side_file_name(opening_.save_id));
     is_uncommitted_ = false;
     is_withdrawn_ = true;
   }
@@ -516,6 +536,7 @@ class Saver final : public GroupSave {
   RankReport report_;                    // guarded by mutex_ while files are written
   std::optional<SavePlan> plan_;         // rank 0
   Reports reports_;                      // rank 0: everybody's
+  std::optional<DcpCommit> commit_;      // rank 0: written, and not published
   bool is_uncommitted_ = false;          // rank 0: all ranks have written
   bool is_withdrawn_ = false;            // rank 0: it could not commit
   IoCounters counters_;

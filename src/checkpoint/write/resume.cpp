@@ -257,7 +257,7 @@ void Resumption::number_storages(const std::vector<Leaf>& leaves) {
 void Resumption::require_room() const {
   if (if_exists_ == IfExists::replace) return;
   if (destination_.publishing == Publishing::marker) {
-    require_no_checkpoint(*posix_store(destination_.directory), destination_.directory);
+    require_no_checkpoint(present_in(*posix_store(destination_.directory)), destination_.directory);
   } else if (fs::exists(file_path(destination_))) {
     throw Error(ErrorCode::already_exists, "a file is there already")
         .at_path(file_path(destination_));
@@ -275,7 +275,8 @@ void Resumption::begin() {
   if (destination_.publishing != Publishing::directory) require_room();
   if (destination_.publishing == Publishing::marker) {
     bring_back();
-    remove_leftovers(*posix_store(destination_.directory));
+    const auto there = posix_store(destination_.directory);
+    remove_leftovers(*there, present_in(*there));
   }
   remove_unrecorded();
   if (destination_.publishing == Publishing::directory) {

@@ -234,13 +234,13 @@ std::vector<Box> row_chunks(const Shape& shape, int ranks) {
 }
 
 void write_dcp(ConvertJob& job) {
-  if (job.if_exists == IfExists::fail) require_no_checkpoint(job.store, job.store.name());
-  const Replaced replaced = metadata_version(job.store);
+  const Present present = present_in(job.store);
+  if (job.if_exists == IfExists::fail) require_no_checkpoint(present, job.store.name());
   check_root(job.leaves);
   note_attributes(job);
   Leftovers leftovers;
   // A work directory holds what is kept, and nothing else.
-  if (job.resumption == nullptr) leftovers.find(job.store, job.is_alone);
+  if (job.resumption == nullptr) leftovers.find(job.store, present, job.is_alone);
   const std::string attempt = job.resumption ? job.resumption->attempt() : random_attempt();
   const Shares shares(job.leaves, job.options.ranks);
   const std::vector<std::string> names = data_files(shares, job.threads, attempt);
@@ -252,7 +252,7 @@ void write_dcp(ConvertJob& job) {
     save_id = random_uuid();
     const WrittenSource metadata(shares, written, names, {"1.0.0", job.final_name, save_id, true});
     commit_dcp(job.store, metadata,
-               {{}, std::move(digests), encode_types(job.leaves), replaced, {}});
+               {{}, std::move(digests), encode_types(job.leaves), present.metadata, {}});
   } catch (...) {
     if (job.resumption == nullptr) remove_own(job.store, names, save_id);
     throw;

@@ -128,6 +128,11 @@ Fields Bucket::fields_of(const Condition& condition) const {
   return {{"If-None-Match", "*"}};
 }
 
+void Bucket::require_absent(const std::string& key) {
+  if (!head(key)) return;
+  throw Error(ErrorCode::already_exists, "the object is there already").at_path(path_of(key));
+}
+
 std::optional<ObjectState> Bucket::head(const std::string& key) {
   const Call call{.method = "HEAD", .key = key, .permission = kGet};
   Answer answer = endpoint_.send(call);
@@ -422,14 +427,23 @@ void Bucket::abort(const Upload& upload) {
 void Bucket::once_around(const std::string& directory, const std::string& name,
                          const std::function<void()>& work) {
   const std::lock_guard lock(once_);
-  for (std::string above = directory;; above = directory_above(above)) {
-    if (done_.contains({name, above})) return;
-    if (above.empty()) break;
-  }
+  if (has_done(directory, name)) return;
   work();
   const std::string parent = directory_above(directory);
   const NoFork moment;
   done_.emplace(name, parent.empty() ? directory : parent);
+}
+
+bool Bucket::has_done_around(const std::string& directory, const std::string& name) {
+  const std::lock_guard lock(once_);
+  return has_done(directory, name);
+}
+
+bool Bucket::has_done(const std::string& directory, const std::string& name) const {
+  for (std::string above = directory;; above = directory_above(above)) {
+    if (done_.contains({name, above})) return true;
+    if (above.empty()) return false;
+  }
 }
 
 void Bucket::list(const std::string& prefix, bool is_level,

@@ -29,6 +29,8 @@ struct ObjectState {
 struct Condition {
   bool is_absent = false;    // there is none
   std::string version = {};  // or it is this one
+  // Whether the request that makes it is the first to ask: one PUT, or before many parts a HEAD.
+  bool is_asked_first = false;
 };
 
 enum class Written : std::uint8_t {
@@ -89,12 +91,15 @@ class Bucket {
   [[nodiscard]] std::optional<std::string> unheeded_condition(const std::string& key);
   // From now on no request has one. Rivals are then kept out by whoever decided that.
   void send_no_conditions() { sends_conditions_ = false; }
+  [[nodiscard]] bool sends_conditions() const { return sends_conditions_; }
   // Whether one request can be about objects of both: they have one server and credentials.
   [[nodiscard]] bool is_beside(const Bucket& other) const;
   [[nodiscard]] CopiedObject copied_object(const std::string& key,
                                            const ObjectState& version) const {
     return {endpoint_.settings().bucket, key, version.etag};
   }
+  // Asks for it: `already_exists` if it is there.
+  void require_absent(const std::string& key);
   // No error if there is none.
   void remove(const std::string& key);
   // Up to 5 GiB.
@@ -136,8 +141,11 @@ class Bucket {
   // a slash at its end), for one beside it that is not at the top of the bucket, or for one above.
   void once_around(const std::string& directory, const std::string& name,
                    const std::function<void()>& work);
+  // Whether such a call has.
+  [[nodiscard]] bool has_done_around(const std::string& directory, const std::string& name);
 
  private:
+  [[nodiscard]] bool has_done(const std::string& directory, const std::string& name) const;
   [[nodiscard]] Fields fields_of(const Condition& condition) const;
   void mark_others(const Upload& upload, PartsAre parts);
   [[nodiscard]] bool is_it(const ObjectState& state, const Made& made) const;

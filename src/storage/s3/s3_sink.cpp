@@ -265,12 +265,15 @@ class S3Sink final : public ByteSink {
   const Upload& begun(bool& is_new) {
     const std::lock_guard lock(beginning_);
     is_new = !upload_;
+    if (is_new && condition_.is_asked_first) bucket_->require_absent(key_);
     if (is_new) upload_ = bucket_->create_upload(key_, attempt_, PartsAre::sent);
     return *upload_;
   }
 
   void put_whole() {
     const auto found = pending_.find(first_.number);
+    // Somebody has said meanwhile that this server heeds no conditions.
+    if (condition_.is_asked_first && !bucket_->sends_conditions()) bucket_->require_absent(key_);
     const ByteView bytes =
         found == pending_.end() ? ByteView() : found->second.buffer->filled(size_);
     end_with(bucket_->put(key_, bytes, condition_, attempt_));

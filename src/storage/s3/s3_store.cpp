@@ -124,11 +124,10 @@ class S3Store final : public Store {
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
     std::string key = key_of(name);
-    if (if_exists == IfExists::fail && bucket_->head(key)) {
-      throw Error(ErrorCode::already_exists, "the object is there already")
-          .at_path(bucket_->path_of(key));
-    }
-    return s3_sink(bucket_, std::move(key), {.is_absent = if_exists == IfExists::fail}, size_hint);
+    s3::Condition condition{.is_absent = if_exists == IfExists::fail};
+    condition.is_asked_first = condition.is_absent && keeps_others_out();
+    if (condition.is_absent && !condition.is_asked_first) bucket_->require_absent(key);
+    return s3_sink(bucket_, std::move(key), std::move(condition), size_hint);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
                                                   std::uint64_t size_hint) override {
@@ -157,11 +156,18 @@ class S3Store final : public Store {
     return found;
   }
   void require_writable(std::string_view probe, bool is_only_writer) override {
-    bucket_->once_around(root_, is_only_writer ? "write alone" : "write",
+    bucket_->once_around(root_, is_only_writer ? "write alone" : kTried,
                          [&] { s3::require_writable(*bucket_, key_of(probe), is_only_writer); });
   }
 
  private:
+  static constexpr const char* kTried = "write";
+
+  // Whether the server has shown that it refuses a PUT of an object that must not be there.
+  [[nodiscard]] bool keeps_others_out() const {
+    return bucket_->sends_conditions() && bucket_->has_done_around(root_, kTried);
+  }
+
   [[nodiscard]] std::string key_of(std::string_view name) const {
     require_safe_name(name, name_);
     return root_ + std::string(name);

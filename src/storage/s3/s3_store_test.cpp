@@ -219,6 +219,28 @@ TEST_F(S3Store, CopiesInsideTheStoreAreTheServers_O08) {
             StoreCopied::cannot);
 }
 
+// A save writes many small new objects, each of which was asked for before it was made.
+TEST_F(S3Store, ASmallNewObjectIsOneRequestWhereTheServerKeepsOthersOut) {
+  const auto requests_of = [](const auto& work) {
+    const auto before = test_client()->counts().requests;
+    work();
+    return test_client()->counts().requests - before;
+  };
+  const auto put_new = [&](const std::string& name) {
+    put(*store_, name, view("new"), IfExists::fail);
+  };
+  const auto asked = requests_of([&] { put_new("a"); });
+  store_->require_writable("probe", false);
+  EXPECT_EQ(requests_of([&] { put_new("b"); }) + 1, asked);
+  EXPECT_EQ(code_of([&] { put_new("b"); }), ErrorCode::already_exists);
+  // What has many parts is refused before any of them is sent.
+  const auto large = random_bytes(20 * kMega, 4);
+  const auto sink = store_->create("b", IfExists::fail);
+  EXPECT_EQ(code_of([&] { sink->write_at(0, large); }), ErrorCode::already_exists);
+  EXPECT_EQ(uploads(), 0U);
+  EXPECT_EQ(store_->open("b")->size(), 3U);
+}
+
 TEST_F(S3Store, AnUploadThatIsNotCommittedIsAborted) {
   const auto bytes = random_bytes(20 * kMega, 4);
   {
