@@ -44,8 +44,11 @@ def array_of(value: Opaque, texts: bool = True) -> Any:
             dtype, content = value.arguments or ()
             return _filled((), _dtype(dtype, texts), content, False)[()]
         if value.state is None and value.name in _BUFFERS:
-            content, dtype, shape, order = value.arguments or ()
-            return _filled(shape, _dtype(dtype, texts), content, {"C": False, "F": True}[order])
+            content, dtype, shape, order, *axes = value.arguments or ()
+            if len(axes) != {"C": 0, "F": 0, "K": 1}[order]:
+                raise TypeError
+            filled = _filled(shape, _dtype(dtype, texts), content, order == "F")
+            return _transposed(filled, *axes) if axes else filled
         return _dtype(value, texts)
     except (ImportError, LookupError, OverflowError, TypeError, ValueError):
         return None
@@ -91,6 +94,13 @@ def _filled(shape: Any, dtype: Any, content: Any, is_fortran: bool) -> Any:
         raise ValueError
     # With memory of its own, which may be written.
     return numpy.ndarray(shape, dtype, _Pickled(content), order="F" if is_fortran else "C")
+
+
+# Since numpy 2.4.
+def _transposed(array: Any, axes: Any) -> Any:
+    if type(axes) is not tuple or not all(type(axis) is int for axis in axes) or sorted(axes) != list(range(array.ndim)):
+        raise TypeError
+    return array.transpose(axes)
 
 
 def opaque_of_numpy(thing: Any) -> Opaque | None:

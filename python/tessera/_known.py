@@ -27,7 +27,8 @@ _MOST_DIGITS = 1 << 16
 _MOST_LETTERS = 1 << 16
 
 _CONSTANTS = {"builtins.Ellipsis": Ellipsis, "builtins.NotImplemented": NotImplemented}
-_TORCH_DTYPES = frozenset({*SIZES, "qint32", "qint8", "quint2x4", "quint4x2", "quint8"})
+_OTHER_DTYPES = ("bits16", "bits1x8", "bits2x4", "bits4x2", "bits8", "qint32", "qint8", "quint2x4", "quint4x2", "quint8")
+_TORCH_DTYPES = frozenset({*SIZES, *_OTHER_DTYPES, *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))})
 
 
 def global_of(name: str) -> Any:

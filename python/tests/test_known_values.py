@@ -76,7 +76,9 @@ class Draw:
         dtype = self.dtype()
         count = int(numpy.prod(shape))
         order = self.random.choice("CF")
-        return numpy.frombuffer(self.bytes_of(dtype, count), dtype).reshape(shape, order=order).copy("K")
+        array = numpy.frombuffer(self.bytes_of(dtype, count), dtype).reshape(shape, order=order).copy("K")
+        axes = self.random.sample(range(array.ndim), array.ndim)
+        return self.random.choice([array, array.transpose(axes)])
 
     def scalar(self):
         dtype = self.dtype()
@@ -136,7 +138,8 @@ class Draw:
         torch = self.torch
         sizes = torch.Size(self.random.randrange(5) for _ in range(self.random.randrange(3)))
         device = torch.device(self.random.choice(["cpu", "cuda", "cuda:1", "meta"]))
-        return self.random.choice([torch.float32, torch.bfloat16, torch.bool, torch.complex64, sizes, device])
+        dtypes = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.uint3, torch.bits8, torch.quint4x2]
+        return self.random.choice([self.random.choice(dtypes), sizes, device])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -160,6 +163,18 @@ def test_drawn_values_through_every_kind_that_keeps_them(seed, tmp_path, torch):
     written = torch.load(tmp_path / "c.pt", weights_only=False)
     require_same(written, state)
     assert written["again"][0] is written["again"][1] is written["3"]
+
+
+@pytest.mark.parametrize("kind", ["dcp", "safetensors", "olmo-full", "olmo-legacy", "olmo-local", "olmo-torch-new"])
+@pytest.mark.filterwarnings("ignore:.*there are no optim")
+def test_drawn_values_of_a_trainer_in_every_kind(kind, tmp_path, torch):
+    draw = Draw(kind, torch)
+    state = {f"{number}": draw.value() for number in range(60)}
+    torch.save({"model": {"w": torch.ones(2, 3), "b": torch.zeros(3)}, "train": state}, tmp_path / "a.pt")
+    tessera.convert(tmp_path / "a.pt", tmp_path / kind, to=kind)
+    require_same(tessera.load(tmp_path / kind)["train"], state)
+    tessera.convert(tmp_path / kind, tmp_path / "b.pt")
+    require_same(torch.load(tmp_path / "b.pt", weights_only=False)["train"], state)
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -290,6 +305,8 @@ def hostile():
     yield Call(BUFFER, (b"12", F4, (1,), "C"))
     yield Call(BUFFER, (b"1234", F4, (1,), "K"))
     yield Call(BUFFER, (b"1234", F4, (HUGE, 4), "F"))
+    yield from (Call(BUFFER, (b"12345678", F4, (1, 2), "K", axes)) for axes in [None, (0,), (0, 0), (1, 2), (1, -2), (True, 0), [1, 0], (HUGE, 0)])
+    yield Call(BUFFER, (b"12345678", F4, (1, 2), "C", (1, 0)))
     yield Call(numpy.dtype, ("f4", False, True), (3, "<", (F4, (2,)), None, None, -1, -1, 0))
     yield Call(numpy.dtype, ("f4", False, True), (3, "x", None, None, None, -1, -1, 0))
     yield Call(numpy.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0))

@@ -367,22 +367,26 @@ constexpr auto kConstants = std::to_array<Constant>({
     {"builtins", "NotImplemented", "NotImplementedType"},
 });
 
-bool is_torch_dtype(const Value& global) {
-  return global.global_module() == "torch" &&
-         std::ranges::any_of(dtype_table(), [&](const DTypeInfo& row) {
-           return row.torch == global.global_name();
-         });
-}
+// Dtypes of torch that no tensor of a tree has.
+constexpr auto kOtherDTypes = std::to_array<std::string_view>(
+    {"bits16", "bits1x8", "bits2x4", "bits4x2", "bits8",  "int1",  "int2",     "int3",
+     "int4",   "int5",    "int6",    "int7",    "qint32", "qint8", "quint2x4", "quint4x2",
+     "quint8", "uint1",   "uint2",   "uint3",   "uint4",  "uint5", "uint6",    "uint7"});
 
 std::optional<KnownValue> known_constant(const Value& value) {
   for (const Constant& row : kConstants)
     if (is_global(value, row.module, row.name))
       return KnownValue{row.type, {std::string(row.name)}};
-  if (!is_torch_dtype(value)) return std::nullopt;
+  if (value.global_module() != "torch" || !is_torch_dtype(value.global_name())) return std::nullopt;
   return KnownValue{"torch.dtype", {"torch." + std::string(value.global_name())}};
 }
 
 }  // namespace
+
+bool is_torch_dtype(std::string_view name) {
+  return std::ranges::find(dtype_table(), name, &DTypeInfo::torch) != dtype_table().end() ||
+         std::ranges::find(kOtherDTypes, name) != kOtherDTypes.end();
+}
 
 std::optional<KnownValue> known_value(const Value& value) {
   if (value.is(Kind::global)) return known_constant(value);

@@ -32,6 +32,9 @@ struct KnownValue {
 // Python's would be. Arrays and scalars of numpy are in tessera/numpy_array.h.
 [[nodiscard]] std::optional<KnownValue> known_value(const Value& value);
 
+// Whether torch calls a dtype so: "float32", and also "quint8", which no tensor of a tree has.
+[[nodiscard]] bool is_torch_dtype(std::string_view name);
+
 // "float64" of a scalar of numpy, "ndarray" of an array.
 [[nodiscard]] std::string numpy_class(const NumpyArray& array);
 // As Python's repr has it, in one line and with every element, cut after about `cap` bytes:

@@ -102,7 +102,9 @@ TEST(Known, NumbersAndNames) {
   EXPECT_EQ(render(call_of("torch", "device", {"cpu"})), "device(type='cpu')");
   EXPECT_EQ(render(call_of("torch", "device", {"cuda", 1})), "device(type='cuda', index=1)");
   EXPECT_EQ(render(Value::global("torch", "float32")), "torch.float32");
-  EXPECT_EQ(known_value(Value::global("torch", "float32"))->type, "torch.dtype");
+  for (const char* name : {"float32", "quint4x2", "uint3", "bits1x8"})
+    EXPECT_EQ(known_value(Value::global("torch", name))->type, "torch.dtype") << name;
+  EXPECT_FALSE(known_value(Value::global("torch", "load")));
   const auto path = [](const char* kind, Value::List parts) {
     return render(call_of("pathlib", kind, std::move(parts)));
   };

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "tessera/tensor_view.h"
@@ -37,8 +38,10 @@ constexpr auto kCodes = std::to_array<Code>({{"b1", DType::bool8},
                                              {"c8", DType::complex64},
                                              {"c16", DType::complex128}});
 
-// Which of the elements of an array stand next to each other.
-enum class Order : std::uint8_t { rows, columns };
+struct Layout {
+  Shape shape;
+  Shape strides;
+};
 
 // The sizes; nullopt: they are none, or an array of numpy cannot be that large.
 std::optional<Shape> shape_of_array(const Value& value) {
@@ -56,15 +59,43 @@ std::optional<Shape> shape_of_array(const Value& value) {
   return elements > (INT64_MAX >> 4) ? std::nullopt : std::optional(std::move(shape));
 }
 
-Shape strides_of(const Shape& shape, Order order) {
-  Shape strides = contiguous_strides(shape);
-  if (order == Order::rows) return strides;
+// Elements of one row stand next to each other.
+std::optional<Layout> by_rows(const Value& sizes) {
+  auto shape = shape_of_array(sizes);
+  if (!shape) return std::nullopt;
+  Shape strides = contiguous_strides(*shape);
+  return Layout{*std::move(shape), std::move(strides)};
+}
+
+// Those of one column do.
+std::optional<Layout> by_columns(const Value& sizes) {
+  auto layout = by_rows(sizes);
+  if (!layout) return std::nullopt;
   std::int64_t stride = 1;
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    strides[d] = stride;
-    stride *= std::max<std::int64_t>(shape[d], 1);
+  for (std::size_t d = 0; d < layout->shape.size(); ++d) {
+    layout->strides[d] = stride;
+    stride *= std::max<std::int64_t>(layout->shape[d], 1);
   }
-  return strides;
+  return layout;
+}
+
+// As numpy.transpose(axes) of what has `sizes` by rows; nullopt: `axes` does not name each
+// dimension once.
+std::optional<Layout> transposed(const Value& sizes, const Value& axes) {
+  const auto memory = by_rows(sizes);
+  if (!memory || !axes.is(Kind::tuple) || axes.size() != memory->shape.size()) return std::nullopt;
+  Layout layout;
+  std::vector<bool> taken(axes.size(), false);
+  for (const Value& axis : axes.items()) {
+    const auto dim = small_integer(axis);
+    if (!dim || *dim < 0 || std::cmp_greater_equal(*dim, taken.size())) return std::nullopt;
+    const auto at = static_cast<std::size_t>(*dim);
+    if (taken[at]) return std::nullopt;
+    taken[at] = true;
+    layout.shape.push_back(memory->shape[at]);
+    layout.strides.push_back(memory->strides[at]);
+  }
+  return layout;
 }
 
 // Each number from its last byte to its first; a complex one is two.
@@ -77,15 +108,14 @@ std::vector<std::byte> turned_around(std::vector<std::byte> bytes, DType dtype) 
 
 // The tensor of these elements; nullopt: the bytes are not as many as they need.
 std::optional<Tensor> tensor_of_bytes(const Value& content, const NumpyDType& dtype,
-                                      const Value& sizes, Order order) {
-  const auto shape = shape_of_array(sizes);
-  if (!shape || !is_one_of(content.kind(), Kind::bytes, Kind::bytearray)) return std::nullopt;
-  if (content.as_bytes().size() != byte_size(dtype.dtype, *shape)) return std::nullopt;
+                                      const std::optional<Layout>& layout) {
+  if (!layout || !is_one_of(content.kind(), Kind::bytes, Kind::bytearray)) return std::nullopt;
+  if (content.as_bytes().size() != byte_size(dtype.dtype, layout->shape)) return std::nullopt;
   auto owner = std::make_shared<Value>(
       dtype.big_endian ? Value::bytes(turned_around(content.as_bytes(), dtype.dtype)) : content);
   // Of a tensor in memory the bytes may be written, which is nobody's business here.
   auto* const bytes = const_cast<std::byte*>(owner->as_bytes().data());
-  Tensor tensor = TensorView::of(bytes, dtype.dtype, *shape, strides_of(*shape, order)).tensor();
+  Tensor tensor = TensorView::of(bytes, dtype.dtype, layout->shape, layout->strides).tensor();
   tensor.pieces.front().storage->owner = std::move(owner);
   return tensor;
 }
@@ -99,19 +129,24 @@ std::optional<Tensor> reconstructed(const Object& object) {
   const auto& state = object.state->items();
   const auto dtype = numpy_dtype(state[2]);
   if (!is_integer(state[0], 1) || !dtype || !state[3].is(Kind::boolean)) return std::nullopt;
-  return tensor_of_bytes(state[4], *dtype, state[1],
-                         state[3].as_bool() ? Order::columns : Order::rows);
+  return tensor_of_bytes(state[4], *dtype,
+                         state[3].as_bool() ? by_columns(state[1]) : by_rows(state[1]));
+}
+
+// By rows, by columns or, since numpy 2.4, in another order of dimensions: "C", "F", "K" with axes.
+std::optional<Layout> layout_of_buffer(const Value::List& given) {
+  if (given.size() == 4 && is_text(given[3], "C")) return by_rows(given[2]);
+  if (given.size() == 4 && is_text(given[3], "F")) return by_columns(given[2]);
+  if (given.size() == 5 && is_text(given[3], "K")) return transposed(given[2], given[4]);
+  return std::nullopt;
 }
 
 // _frombuffer(bytes, dtype, shape, 'C'), since pickles of protocol 5.
 std::optional<Tensor> from_buffer(const Object& object) {
   const auto& given = object.arguments.items();
-  if (given.size() != 4 || object.state || (!is_text(given[3], "C") && !is_text(given[3], "F")))
-    return std::nullopt;
-  const auto dtype = numpy_dtype(given[1]);
-  if (!dtype) return std::nullopt;
-  return tensor_of_bytes(given[0], *dtype, given[2],
-                         is_text(given[3], "F") ? Order::columns : Order::rows);
+  const auto layout = layout_of_buffer(given);
+  const auto dtype = layout && !object.state ? numpy_dtype(given[1]) : std::nullopt;
+  return dtype ? tensor_of_bytes(given[0], *dtype, layout) : std::nullopt;
 }
 
 // scalar(dtype, bytes)
@@ -120,7 +155,7 @@ std::optional<Tensor> of_scalar(const Object& object) {
   if (given.size() != 2 || object.state || !given[1].is(Kind::bytes)) return std::nullopt;
   const auto dtype = numpy_dtype(given[0]);
   if (!dtype) return std::nullopt;
-  return tensor_of_bytes(given[1], *dtype, Value::tuple({}), Order::rows);
+  return tensor_of_bytes(given[1], *dtype, Layout{});
 }
 
 // The state is (3, '<', None, None, None, -1, -1, 0): the three are of records and of arrays

@@ -65,6 +65,23 @@ TEST(NumpyArray, RowsColumnsAndOrdersOfBytes) {
             "np.complex64(1+2j)");
 }
 
+// Memory of (2, 3, 1), of which numpy.transpose((1, 2, 0)) is the array.
+TEST(NumpyArray, AnyOrderOfDimensions) {
+  const auto with_axes = [](Value axes) {
+    Value made = buffer_object("K", Value::tuple({2, 3, 1}), {1, 2, 3, 4, 5, 6});
+    made.as_object().arguments.items().push_back(std::move(axes));
+    return made;
+  };
+  const Value array = with_axes(Value::tuple({1, 2, 0}));
+  ASSERT_TRUE(numpy_array(array));
+  EXPECT_EQ(numpy_array(array)->tensor.shape, (Shape{3, 1, 2}));
+  EXPECT_EQ(render(array), "array([[[1, 4]], [[2, 5]], [[3, 6]]], dtype=int8)");
+  for (const Value& axes : {Value::tuple({1, 2}), Value::tuple({1, 2, 1}), Value::tuple({1, 2, 3}),
+                            Value::tuple({1, 2, -1}), Value::tuple({1, 2, false}),
+                            Value::tuple({1, 2, 0, 0}), Value::list({1, 2, 0}), Value()})
+    EXPECT_FALSE(numpy_array(with_axes(axes))) << render(axes);
+}
+
 TEST(NumpyArray, WithoutDimensionsAndWithoutElements) {
   const Value one =
       reconstructed_object(dtype_object("b1", "|"), Value::tuple({}), false, bytes_of({1}));

@@ -49,7 +49,8 @@ def values():
     yield "random states", {"torch": torch.get_rng_state(), "numpy": numpy.random.get_state(), "python": random.getstate()}
     yield "numpy", {"a": numpy.arange(6).reshape(2, 3), "b": numpy.float32(1.5), "c": numpy.array(["a", "b"]),
                     "d": numpy.dtype("int64"), "e": numpy.array([1, "x", None], dtype=object)}
-    yield "version", {"torch": torch.__version__, "device": torch.device("cpu"), "size": torch.Size([1, 2]), "dtype": torch.float16}
+    yield "version", {"torch": torch.__version__, "device": torch.device("cpu"), "size": torch.Size([1, 2]), "dtype": torch.float16,
+                      "dtypes": [torch.quint4x2, torch.uint3, torch.bits8]}
     yield "sparse", torch.eye(3).to_sparse()
     yield "quantized", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])

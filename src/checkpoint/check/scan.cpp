@@ -33,6 +33,7 @@
 #include "storage/forwarding_store.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
+#include "value/known.h"
 
 namespace tessera {
 namespace {
@@ -57,8 +58,7 @@ enum class Said : std::uint8_t {
 // A dtype or a storage class.
 bool is_torch_type(const std::string& module, const std::string& name) {
   return is_one_of(module, "torch", "torch.storage") &&
-         (torch_file::is_storage_class(name) ||
-          std::ranges::find(dtype_table(), name, &DTypeInfo::torch) != dtype_table().end());
+         (torch_file::is_storage_class(name) || is_torch_dtype(name));
 }
 
 // The first bytes of a file, which say what it is.
