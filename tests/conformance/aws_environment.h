@@ -56,8 +56,9 @@ class AwsEnvironment {
 
  private:
   static bool is_of_stores(std::string_view name) {
-    for (const std::string_view prefix : {"AWS_", "S3_", "R2_", "WEKA_", "GS_", "HF_",
-                                          "HUGGING_FACE_", "XDG_CACHE_", "TESSERA_S3_"})
+    for (const std::string_view prefix :
+         {"AWS_", "S3_", "R2_", "WEKA_", "GS_", "HF_", "TRANSFORMERS_", "HUGGING_FACE_",
+          "XDG_CACHE_", "TESSERA_S3_"})
       if (name.starts_with(prefix)) return true;
     return name == "HOME" || name == "http_proxy" || name == "https_proxy";
   }

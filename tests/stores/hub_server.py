@@ -59,6 +59,7 @@ class Hub:
         self.busy = 0       # so many requests are answered by 429
         self.signature_lives = 10**9  # so many requests
         self.signatures = {}
+        self.refusal = None  # what every request for a repository gets: status and message
         self.before_tree = lambda: None
         self.links_at = ""  # whose address links to next pages have; a mirror's are of what it mirrors
 
@@ -67,6 +68,8 @@ class Hub:
     def repo(self, key, token):
         if token is not None and token not in self.tokens:
             raise Refused(401, "", "Invalid credentials in Authorization header")
+        if self.refusal:
+            raise Refused(self.refusal[0], "", self.refusal[1])
         repo = self.repos.get(key)
         if repo is None or (repo.readers is not None and not repo.is_gated and token not in repo.readers):
             raise Refused(401 if token is None else 404, "RepoNotFound", "Repository not found")

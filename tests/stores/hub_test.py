@@ -58,7 +58,7 @@ class HubTest(unittest.TestCase):
         self.assertEqual(hub.leaks, [], "the token was sent to another server")
 
     def tessera(self, *arguments, **variables):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_", "XDG_"))}
         environment |= {"HOME": str(self.directory), "HF_ENDPOINT": self.endpoint, **variables}
         return subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100,
                               env=environment, cwd=self.directory)
@@ -184,6 +184,14 @@ class HubTest(unittest.TestCase):
                 self.assertIn(page, told)
             self.assertEqual(self.value("hf://org/gated", HF_TOKEN="hf_good"), "7")
 
+    def test_what_the_hub_forbids(self):
+        with self.hub(m=Repo(SINGLE)) as hub:
+            hub.refusal = 403, "Access to this resource is disabled."
+            self.assertIn("has disabled the model", self.fails("io", "ls", "hf://org/m"))
+            hub.refusal = 403, "Forbidden: this token lacks a scope"
+            self.assertIn("set HF_TOKEN", self.fails("io", "ls", "hf://org/m"))
+            self.assertIn("token of HF_TOKEN lacks the permission", self.fails("io", "ls", "hf://org/m", HF_TOKEN="hf_good"))
+
     def test_revisions(self):
         repo = Repo({"model.safetensors": safetensors_of(w=1)})
         first = repo.refs["main"]
@@ -222,7 +230,7 @@ class HubTest(unittest.TestCase):
             self.assertEqual(self.value("hf://org/m"), "7")
             self.assertEqual([path for _, path in hub.requests].count(hub.requests[0][1]), 3)
             hub.busy = 10**9
-            self.assertIn("429", self.fails("io", "ls", "hf://org/m", TESSERA_HTTP_DEADLINE="3"))
+            self.assertIn("429: it has had too many requests", self.fails("io", "ls", "hf://org/m", TESSERA_HTTP_DEADLINE="3"))
 
     def test_names_are_what_they_are(self):
         names = ["a b.safetensors", "50%.safetensors", "c#1.safetensors", "d?e=f.safetensors", "g%20h.safetensors",

@@ -85,9 +85,24 @@ void require_sendable(const HttpRequest& request, bool allow_http) {
       .at_path(path);
 }
 
+// The seconds until more is allowed: of a limit by the draft of IETF, `"api";r=0;t=55`, from which
+// nothing remains. "": there is none.
+std::string reset_of_limit(std::string_view header) {
+  std::string remaining, reset;
+  for (std::size_t at = header.find(';'); at != std::string_view::npos; at = header.find(';')) {
+    header.remove_prefix(at + 1);
+    while (header.starts_with(' ')) header.remove_prefix(1);
+    const std::string_view value = header.substr(0, header.find_first_of(";, "));
+    if (value.starts_with("r=")) remaining = value.substr(2);
+    if (value.starts_with("t=")) reset = value.substr(2);
+  }
+  return remaining == "0" ? reset : "";
+}
+
 // A wait that the server asks for, in seconds; dates, which need its clock, are left alone.
 milliseconds asked_pause(const HttpResponse& response) {
-  const std::string text = response.header("retry-after");
+  std::string text = response.header("retry-after");
+  if (text.empty() && response.status == 429) text = reset_of_limit(response.header("ratelimit"));
   unsigned int seconds = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   if (error != std::errc() || end != text.data() + text.size()) return milliseconds(0);

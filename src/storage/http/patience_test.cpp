@@ -109,6 +109,23 @@ TEST(HttpClient, ARetryAfterBeyondTheEndIsNotWaitedFor) {
   EXPECT_LT(steady_clock::now() - begin, 5s);
 }
 
+// As the Hugging Face Hub says when it will answer again (draft-ietf-httpapi-ratelimit-headers).
+TEST(HttpClient, ALimitIsWaitedForIfNothingOfItRemains) {
+  for (const auto& [limit, attempts] :
+       {std::pair(R"("api";r=0;t=3600)", 1), std::pair(R"("pages" ; r=0; t=3600)", 1),
+        std::pair(R"("api";r=7;t=3600)", 2), std::pair(R"("api";r=0;t=soon)", 2),
+        std::pair(R"("api";r=0)", 2), std::pair(R"("api")", 2)}) {
+    LoopbackServer server([&, header = limit](int number, const std::string&) {
+      if (number > 1) return scripted(200);
+      return scripted(429, {}, std::string("RateLimit: ") + header + "\r\n");
+    });
+    HttpOptions options = quick();
+    options.operation_within = 15s;
+    HttpClient client(options);
+    EXPECT_EQ(client.send(always(get(server.url()))).attempts, attempts) << limit;
+  }
+}
+
 TEST(HttpClient, StallsEndInTimeout) {
   LoopbackServer server([](int, const std::string&) {
     return Scripted{"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123", Then::stall};

@@ -31,14 +31,45 @@ std::string cleaned(std::string token) {
 }
 
 std::string in_home(const std::string& path) {
-  return path.starts_with("~/") ? variable("HOME") + path.substr(1) : path;
+  return path == "~" || path.starts_with("~/") ? variable("HOME") + path.substr(1) : path;
+}
+
+// With the values of $NAME and ${NAME}, where such a variable is set.
+std::string expanded(std::string_view path) {
+  const auto is_of_name = [](char c) {
+    return is_digit(c) || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+  };
+  std::string text;
+  while (!path.empty()) {
+    const bool is_braced = path.starts_with("${");
+    const std::string_view rest = path.substr(is_braced ? 2 : 1);
+    const auto* const end =
+        is_braced ? std::ranges::find(rest, '}') : std::ranges::find_if_not(rest, is_of_name);
+    const std::string name(rest.begin(), end);
+    const auto value = path[0] == '$' && !(is_braced && end == rest.end())
+                           ? environment_variable(name.c_str())
+                           : std::nullopt;
+    if (!value) {
+      text += path[0];
+      path.remove_prefix(1);
+      continue;
+    }
+    text += *value;
+    path = {end + (is_braced ? 1 : 0), path.end()};
+  }
+  return text;
+}
+
+// As huggingface_hub reads paths.
+std::string path_of(const std::string& text) {
+  return expanded(in_home(text));
 }
 
 std::string token_file() {
-  if (const std::string path = variable("HF_TOKEN_PATH"); !path.empty()) return in_home(path);
-  if (const std::string home = variable("HF_HOME"); !home.empty()) return in_home(home) + "/token";
+  if (const std::string path = variable("HF_TOKEN_PATH"); !path.empty()) return path_of(path);
+  if (const std::string home = variable("HF_HOME"); !home.empty()) return path_of(home) + "/token";
   const std::string cache = variable("XDG_CACHE_HOME");
-  return in_home(cache.empty() ? "~/.cache" : cache) + "/huggingface/token";
+  return path_of(cache.empty() ? "~/.cache" : cache) + "/huggingface/token";
 }
 
 std::string token_in(const std::string& file) {
@@ -81,9 +112,11 @@ bool HubAccess::is_own(const std::string& url) const {
 }
 
 HubAccess hub_access() {
-  if (is_switched_on("HF_HUB_OFFLINE")) {
+  const char* const offline =
+      variable("HF_HUB_OFFLINE").empty() ? "TRANSFORMERS_OFFLINE" : "HF_HUB_OFFLINE";
+  if (is_switched_on(offline)) {
     throw Error(ErrorCode::unsupported,
-                "HF_HUB_OFFLINE is set, so nothing is asked of the Hugging Face Hub");
+                std::string(offline) + " is set, so nothing is asked of the Hugging Face Hub");
   }
   HubAccess access{.endpoint = endpoint_of_environment()};
   find_token(access);

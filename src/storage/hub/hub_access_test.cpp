@@ -31,6 +31,19 @@ TEST_F(HubAccessOfEnvironment, TokensAreLookedForInOrder) {
   (void)environment_.write("hf/token", "of home");
   environment_.set("HF_HOME", "~/hf");
   EXPECT_EQ(hub_access().token, "of home");
+  environment_.set("PLACE", "hf");
+  for (const char* home :
+       {"~/$PLACE", "~/${PLACE}", "$HOME/hf", "$HOME/${PLACE}/.", "~/./$PLACE"}) {
+    environment_.set("HF_HOME", home);
+    EXPECT_EQ(hub_access().token, "of home") << home;
+  }
+  for (const char* home : {"~/$PLACES", "~/${PLACE", "~/$", "~/hf$", "~/$$PLACE"}) {
+    environment_.set("HF_HOME", home);
+    EXPECT_EQ(hub_access().token, "") << home;
+  }
+  environment_.set("HF_HOME", "~");
+  (void)environment_.write("token", "of ~");
+  EXPECT_EQ(hub_access().token, "of ~");
   environment_.set("HF_TOKEN_PATH", other);
   EXPECT_EQ(hub_access().token, "of file");
   EXPECT_EQ(hub_access().token_from, other);
@@ -63,6 +76,13 @@ TEST_F(HubAccessOfEnvironment, WhatCannotBeAskedIsRefused) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << endpoint;
     EXPECT_EQ(std::string(error.what()).find("u:p"), std::string::npos);
   }
+}
+
+TEST_F(HubAccessOfEnvironment, OfflineNothingIsAsked) {
+  environment_.set("TRANSFORMERS_OFFLINE", "1");
+  EXPECT_EQ(code_of([] { (void)hub_access(); }), ErrorCode::unsupported);
+  environment_.set("HF_HUB_OFFLINE", "0");
+  EXPECT_EQ(hub_access().token, "");
   environment_.set("HF_HUB_OFFLINE", "1");
   EXPECT_EQ(code_of([] { (void)hub_access(); }), ErrorCode::unsupported);
 }

@@ -233,6 +233,21 @@ HubRepo::Refusal HubRepo::refusal_of(const HttpResponse& response) const {
     return {ErrorCode::io, "the Hugging Face Hub refuses the token of " + access_.token_from +
                                ": it may have expired, or is of another Hub"};
   }
+  // The one refusal that has no word of its own.
+  if (response.header("x-error-message") == "Access to this resource is disabled.")
+    return {ErrorCode::io, "the Hugging Face Hub has disabled the " + noun};
+  if (response.status == 403) {
+    return {ErrorCode::io,
+            "the Hugging Face Hub forbids it" +
+                (access_.token.empty() ? ": set HF_TOKEN, or log in with hf auth login"
+                                       : ": the token of " + access_.token_from +
+                                             " lacks the permission to read the " + noun)};
+  }
+  if (response.status == 429) {
+    return {ErrorCode::io, std::string("the Hugging Face Hub answers with 429: it has had too many "
+                                       "requests, which it counts for some minutes") +
+                               (access_.token.empty() ? "; with a token it allows more" : "")};
+  }
   const bool is_absent = is_one_of(response.status, 404, 410);
   return {is_absent ? ErrorCode::not_found : ErrorCode::io,
           "the Hugging Face Hub answers with " + std::to_string(response.status)};
