@@ -68,7 +68,7 @@ namespace {
 enum class EntryKind : std::uint8_t { tensor, value, item };
 
 constexpr std::size_t kPlaceColumns = 4;        // behind those of the boxes
-constexpr std::uint64_t kEndOfMetadata = 4096;  // bytes
+constexpr std::uint64_t kDigestedEnd = 4096;  // bytes
 constexpr std::size_t kHeadPosition = sizeof(std::uint64_t);
 
 std::uint8_t width_of(std::uint64_t most) {
@@ -202,10 +202,10 @@ CatalogFile read_file(MessageReader& message) {
   return file;
 }
 
-std::uint64_t digest_of_end(const ByteSource& metadata) {
-  const std::uint64_t size = std::min(metadata.size(), kEndOfMetadata);
+std::uint64_t digest_of_end(const ByteSource& file) {
+  const std::uint64_t size = std::min(file.size(), kDigestedEnd);
   std::vector<std::byte> end(static_cast<std::size_t>(size));
-  metadata.read_at(metadata.size() - size, end);
+  file.read_at(file.size() - size, end);
   return digest64(end);
 }
 

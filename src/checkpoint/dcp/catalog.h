@@ -68,9 +68,9 @@ struct CatalogHead {
   std::uint64_t metadata_end = 0;    // digest_of_end() of the first of them
   DigestsByName digests;             // of files that hold no item
 };
-// Tells one `.metadata` from that of another save without reading all of it: its end has the
-// save's id.
-[[nodiscard]] std::uint64_t digest_of_end(const ByteSource& metadata);
+// Tells a file from another save's without reading all of it: the end of a `.metadata` has the
+// save's id, and that of an archive the checksums of what it holds.
+[[nodiscard]] std::uint64_t digest_of_end(const ByteSource& file);
 // Whether `found` is the first metadata file that the head tells of, and not another save's.
 [[nodiscard]] bool is_metadata_of(const CatalogHead& head, const ByteSource& found);
 

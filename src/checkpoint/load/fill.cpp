@@ -371,9 +371,13 @@ class Spoiler {
   }
 
   [[nodiscard]] Error told(const Error& failure) const {
+    const std::string spoiled =
+        "after which all that it was to fill is NaN or, of integers, an extreme";
+    // A load that failed inside of a larger one has said so.
+    const bool is_said = std::string_view(failure.what()).find(spoiled) != std::string_view::npos;
+    if (failed_.empty() && is_said) return failure;
     Error all = failure;
-    all.while_doing(failed_.empty() ? "after which all that it was to fill is NaN or, of integers, "
-                                      "an extreme"
+    all.while_doing(failed_.empty() ? spoiled
                                     : "after which what it was to fill is undefined, and cannot "
                                       "be overwritten: " +
                                           failed_);

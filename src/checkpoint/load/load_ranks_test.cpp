@@ -1,11 +1,15 @@
 // What ranks of one load ask the store for, and that all of them load one save.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <vector>
 
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/test_support.h"
@@ -228,6 +232,38 @@ TEST(LoadRanks, DifferentSavesOfPyTorchAreAConflict) {
   id[0] = id[0] == 'a' ? 'b' : 'a';
   patch(second + "/.metadata", before, id);
   expect_conflict({first, second});
+}
+
+// Each rank has a copy of one file, of which nothing has digests.
+TEST(LoadRanks, CopiesOfOneFileThatDifferAreAConflict) {
+  const std::string directory = temporary_directory();
+  const auto file = [&](int rank, const char* name = "a.safetensors") {
+    return directory + "/" + std::to_string(rank) + "/" + name;
+  };
+  for (const int rank : {0, 1}) {
+    std::filesystem::create_directories(directory + "/" + std::to_string(rank));
+    for (const char* name : {"a.safetensors", "b.safetensors"})
+      std::filesystem::copy_file(kGolden + "dtypes.safetensors", file(rank, name));
+  }
+  const auto codes = [&](const std::string& of_first, const std::string& of_second) {
+    std::vector<std::optional<ErrorCode>> found(2);
+    run_ranks(2, [&](Group& group) {
+      Value tree = Checkpoint::open(file(0)).load();
+      try {
+        load(tree, group.rank() == 0 ? of_first : of_second, group);
+      } catch (const Error& error) {
+        found[static_cast<std::size_t>(group.rank())] = error.code();
+      }
+    });
+    return found;
+  };
+  using testing::Each;
+  EXPECT_THAT(codes(file(0), file(1)), Each(std::nullopt));
+  EXPECT_THAT(codes(file(0), file(1, "b.safetensors")), Each(ErrorCode::mismatch));
+  EXPECT_THAT(codes(file(0), directory + "/1"), Each(ErrorCode::mismatch));
+  std::filesystem::resize_file(file(1), std::filesystem::file_size(file(1)) - 1);
+  std::ofstream(file(1), std::ios::binary | std::ios::app).put('!');
+  EXPECT_THAT(codes(file(0), file(1)), Each(ErrorCode::conflict));
 }
 
 // So many names are more than what every rank gets a copy of.

@@ -14,11 +14,13 @@
 #include "base/parallel.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "checkpoint/dcp/catalog.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/load/catalog_of.h"
 #include "checkpoint/load/own_files.h"
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "checkpoint/open/under_way.h"
@@ -31,6 +33,7 @@
 #include "tessera/error.h"
 #include "tessera/restore.h"
 #include "value/inner_tensors.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -207,6 +210,32 @@ Place place_on(int rank, const Location& where, const std::stop_token& stop) {
       .at_path(to_string(where));
 }
 
+// What tells a file on a disk from others, of which each node may have its own: its name, and the
+// digest of its end, where an archive has the checksums of all that is in it. Without a name it is
+// no such file.
+struct FileMark {
+  std::string name;
+  std::uint64_t end = 0;
+};
+
+FileMark mark_of_file(const Location& where, const Place& place) {
+  if (!place.object || !is_on_disk(where)) return {};
+  return {place.object->name, digest_of_end(*place.store->open(place.object->name))};
+}
+
+// What rank 0 has opened is read here, if this is the same.
+void require_same_file(const FileMark& first, const Location& where, const Place& place) {
+  if (first.name.empty()) return;
+  if (!place.object || place.object->name != first.name) {
+    throw Error(ErrorCode::mismatch, "rank 0 loads another file: " + printable(first.name, 200))
+        .at_path(to_string(where));
+  }
+  if (mark_of_file(where, place).end != first.end) {
+    throw Error(ErrorCode::conflict, "rank 0 has opened another file of this name")
+        .at_path(to_string(where));
+  }
+}
+
 LoadSource by_dcp_catalog(HostCopy told, std::shared_ptr<Store> store, int rank,
                           const std::stop_token& stop) {
   if (rank > 0) {
@@ -219,10 +248,29 @@ LoadSource by_dcp_catalog(HostCopy told, std::shared_ptr<Store> store, int rank,
   return {std::move(told), std::move(store)};
 }
 
+// Behind Opening::other, in front of the catalog.
+struct OtherHead {
+  std::uint64_t mark = 0;  // of the save
+  FileMark file;
+};
+
+MessageWriter begun(const OtherHead& head) {
+  MessageWriter message;
+  message.number(Opening::other).number(head.mark).text(head.file.name).number(head.file.end);
+  return message;
+}
+
+OtherHead head_of(MessageReader& told) {
+  OtherHead head;
+  head.mark = told.number<std::uint64_t>();
+  head.file.name = told.text();
+  head.file.end = told.number<std::uint64_t>();
+  return head;
+}
+
 // `own`: what rank 0 has opened.
-LoadSource by_catalog(MessageReader told, Place place, std::unique_ptr<Checkpoint> own,
-                      const std::stop_token& stop) {
-  const auto mark = told.number<std::uint64_t>();
+LoadSource by_catalog(MessageReader told, std::uint64_t mark, Place place,
+                      std::unique_ptr<Checkpoint> own, const std::stop_token& stop) {
   const std::shared_ptr<Store> store = place.store;
   if (!own) {
     const auto is_replaced = [store, mark] { return mark != 0 && holds_other_save(*store, mark); };
@@ -332,6 +380,33 @@ void LoadSource::require_files(int threads) const {
   if (parts_) parts_->require_files(threads);
 }
 
+namespace {
+
+// What rank 0 of so many tells the others. `own`: the checkpoint, unless each opens it by a
+// catalog.
+Bytes told_by_first(const Location& where, const LoadOptions& options, int ranks,
+                    std::unique_ptr<Checkpoint>& own) {
+  const bool is_told = options.reader == LoadReader::rank_zero;
+  const Place place = place_of(where);
+  if (!is_told && is_dcp_directory(place)) {
+    require_known_faults(options.open);
+    require_presence_used(options.open, CheckpointKind::dcp, place.store->name());
+    return MessageWriter()
+        .number(Opening::dcp)
+        .rest(read_catalog(place.store, options.open.partial))
+        .take();
+  }
+  OtherHead head;
+  if (!is_told && !place.object) head.mark = save_mark_of(*place.store);
+  if (!is_told && ranks > 1) head.file = mark_of_file(where, place);
+  own = std::make_unique<Checkpoint>(opened_at(place, options.open));
+  require_used(options.open, *own);
+  const Bytes catalog = is_told || ranks > 1 ? catalog_of(*own, !is_told) : Bytes();
+  return begun(head).rest(catalog).take();
+}
+
+}  // namespace
+
 LoadSource open_for_load(const Location& where, const LoadOptions& options, Group& group) {
   const bool is_told = options.reader == LoadReader::rank_zero;
   std::unique_ptr<Checkpoint> own;  // rank 0's, unless it is opened by a catalog
@@ -340,22 +415,7 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
     require_going_on(options.stop);
     require_threads(options.threads);
   };
-  const auto open = [&] {
-    const Place place = place_of(where);
-    if (!is_told && is_dcp_directory(place)) {
-      require_known_faults(options.open);
-      require_presence_used(options.open, CheckpointKind::dcp, place.store->name());
-      return MessageWriter()
-          .number(Opening::dcp)
-          .rest(read_catalog(place.store, options.open.partial))
-          .take();
-    }
-    const std::uint64_t mark = is_told || place.object ? 0 : save_mark_of(*place.store);
-    own = std::make_unique<Checkpoint>(opened_at(place, options.open));
-    require_used(options.open, *own);
-    const Bytes catalog = is_told || group.size() > 1 ? catalog_of(*own, !is_told) : Bytes();
-    return MessageWriter().number(Opening::other).number(mark).rest(catalog).take();
-  };
+  const auto open = [&] { return told_by_first(where, options, group.size(), own); };
   HostCopy told;
   try {
     told = copy_to_hosts(group, kOperation, begin, open);
@@ -366,16 +426,18 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
   agree(group, kOperation, [&] {
     MessageReader message(told.bytes());
     const bool is_dcp = message.number<Opening>() == Opening::dcp;
+    const OtherHead head = is_dcp ? OtherHead() : head_of(message);
     if (is_told) {
-      (void)message.number<std::uint64_t>();
       source.emplace(opened_by(message.rest(), {.store = nullptr, .path = to_string(where)}),
                      LoadReaders::first, std::move(own));
     } else {
       // What is in a store, the catalog tells.
       Place place =
           where.store && !is_dcp ? Place{where.store} : place_on(group.rank(), where, options.stop);
-      source = is_dcp ? by_dcp_catalog(std::move(told), place.store, group.rank(), options.stop)
-                      : by_catalog(message, std::move(place), std::move(own), options.stop);
+      if (group.rank() > 0) require_same_file(head.file, where, place);
+      source = is_dcp
+                   ? by_dcp_catalog(std::move(told), place.store, group.rank(), options.stop)
+                   : by_catalog(message, head.mark, std::move(place), std::move(own), options.stop);
     }
     if (group.rank() == 0) say_warnings(source->stored());
   });
