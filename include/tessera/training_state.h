@@ -71,8 +71,8 @@ LoadReport load(TrainingState& state, const Location& where, Group& group);
 
 // A model and its optimizer in files of their own, as torch::save writes them. State that goes by
 // numbers is that of the parameters in the order of the groups here (in flat ones: that of the
-// model), which have to be as many, of as many parameters. Values stay as they are; a key or others
-// are `unsupported`. Collective.
+// model), which have to be as many, of as many parameters; a tied one counts once, also where a
+// group has it twice. Values stay as they are; a key or others are `unsupported`. Collective.
 //
 //   TrainingState state(model, optimizer);
 //   load(state, {.model = "net.pt", .optimizer = "opt.pt"});

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/text.h"
@@ -217,12 +218,14 @@ const ShardedParameter& require_parameter(const ParametersByTensor& known,
                                                " that is not one of the model's");
 }
 
-// The names of a checkpoint's group, sorted; empty: of what is none.
+// The names of a checkpoint's group, sorted, each once; empty: of what is none.
 std::vector<std::string> listed_names(const Value& group) {
   std::vector<std::string> names;
   for (const auto& name : part_named(group, kParams).items())
     names.push_back(name.is(Value::Kind::string) ? name.as_string() : std::string());
   std::ranges::sort(names);
+  const auto is_again = [](const auto& a, const auto& b) { return a == b && !a.empty(); };
+  names.erase(std::unique(names.begin(), names.end(), is_again), names.end());
   return names;
 }
 
@@ -235,8 +238,11 @@ OptimLeaves::OptimLeaves(ModuleRef model, OptimizerRef optimizer)
     known.emplace(parameter.local.unsafeGetTensorImpl(), &parameter);
   for (const auto& group : optimizer_.access().parameters()) {
     auto& held = groups_.emplace_back();
+    std::unordered_set<const c10::TensorImpl*> seen;
     for (const auto& tensor : group) {
       const auto& parameter = require_parameter(known, tensor);
+      // C++'s parameters() has a tied one as often as it has names.
+      if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
       held.push_back({.parameter = &parameter, .key = named_in(parameter).front().name});
     }
   }

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "tessera/fsdp.h"
 #include "tessera/restore.h"
 #include "tessera/training_state.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -24,6 +26,7 @@ using detail::kOptim;
 using detail::TrainingLoad;
 
 constexpr const char* kGroups = "param_groups";
+constexpr const char* kParams = "params";
 constexpr const char* kNames = "param_names";
 
 bool any_below(const Checkpoint& checkpoint, const char* key) {
@@ -37,6 +40,20 @@ Checkpoint as_optimizer(const Checkpoint& stored) {
     leaf.name = dotted(leaf.path);
     return leaf;
   });
+}
+
+// A parameter that has several names may stand in a group as often: C++'s parameters() names it so.
+Value each_once(const Value& numbers) {
+  std::set<std::string> seen;
+  Value::List once = numbers.items();
+  std::erase_if(once, [&](const Value& number) { return !seen.insert(render(number)).second; });
+  return Value::list(std::move(once));
+}
+
+// A list of numbers or names is one leaf.
+void put_list(Checkpoint& stored, const Path& path, const Value& list) {
+  std::erase_if(stored.leaves, [&](const Leaf& leaf) { return leaf.path == path; });
+  stored.leaves.push_back({dotted(path), path, list});
 }
 
 std::string counted(std::size_t number, const char* what) {
@@ -79,13 +96,15 @@ void name_parameters(Checkpoint& stored, const Value& live) {
   expect(groups->size(), live.size(), "group");
   for (std::size_t i = 0; i < live.size(); ++i) {
     const Value& group = groups->items()[i];
-    const Value* const numbers = group.is(Value::Kind::dict) ? group.find("params") : nullptr;
+    const Value* const numbers = group.is(Value::Kind::dict) ? group.find(kParams) : nullptr;
     if (numbers == nullptr || !numbers->is(Value::Kind::list) || group.find(kNames) != nullptr)
       continue;
-    const Value& names = live.items()[i].at("params");
-    expect(numbers->size(), names.size(), "parameter");
-    Path path{kOptim, kGroups, static_cast<std::int64_t>(i), kNames};
-    stored.leaves.push_back({dotted(path), path, names});
+    const Value& names = live.items()[i].at(kParams);
+    const Value once = each_once(*numbers);
+    expect(once.size(), names.size(), "parameter");
+    const Path path{kOptim, kGroups, static_cast<std::int64_t>(i)};
+    if (once.size() < numbers->size()) put_list(stored, detail::below(path, kParams), once);
+    put_list(stored, detail::below(path, kNames), names);
   }
 }
 

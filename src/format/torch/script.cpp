@@ -146,23 +146,46 @@ std::optional<std::vector<Value>> numbered(const Value& attributes, std::string_
   return items;
 }
 
-// {"params": numbers, **options} of a group, whose parameters get numbers from `next` on; none: it
-// is made otherwise.
-std::optional<Value> group_of(const Value& group, std::vector<std::string>& parameters) {
+// The numbers of an optimizer's parameters, by their ids. Each place in a group counts; one that
+// comes again, as a tied one does in what C++'s `parameters()` gives, has in all of them the last
+// number of the first group that has it: so Optimizer.state_dict() of Python counts.
+class Numbers {
+ public:
+  [[nodiscard]] Value of_group(const std::vector<std::string>& ids) {
+    std::unordered_map<std::string, std::int64_t> in_group;
+    for (const std::string& id : ids) in_group[id] = next_++;
+    numbers_.merge(in_group);
+    Value numbers = Value::list();
+    for (const std::string& id : ids) numbers.items().emplace_back(numbers_.at(id));
+    return numbers;
+  }
+
+  // By number.
+  [[nodiscard]] std::map<std::int64_t, std::string> ids() const {
+    std::map<std::int64_t, std::string> ids;
+    for (const auto& [id, number] : numbers_) ids.emplace(number, id);
+    return ids;
+  }
+
+ private:
+  std::unordered_map<std::string, std::int64_t> numbers_;
+  std::int64_t next_ = 0;
+};
+
+// {"params": numbers, **options} of a group; none: it is made otherwise.
+std::optional<Value> group_of(const Value& group, Numbers& all) {
   const Value* attributes = attributes_in(group);
   if (attributes == nullptr) return std::nullopt;
   const auto ids = numbered(*attributes, kParameter);
   const Value* options = attributes->find("options");
   const Value* named = options != nullptr ? attributes_in(*options) : nullptr;
   if (!ids || (options != nullptr && named == nullptr)) return std::nullopt;
-  Value made = Value::dict();
-  Value numbers = Value::list();
+  std::vector<std::string> parameters;
   for (const Value& id : *ids) {
     if (!id.is(Kind::string)) return std::nullopt;
-    numbers.items().emplace_back(static_cast<std::int64_t>(parameters.size()));
     parameters.push_back(id.as_string());
   }
-  made.set_item("params", std::move(numbers));
+  Value made = Value::dict({{"params", all.of_group(parameters)}});
   if (named != nullptr)
     for (const auto& [name, value] : named->pairs()) made.set_item(name, value);
   return made;
@@ -190,22 +213,20 @@ std::optional<Value> optimizer_of(const Value& attributes) {
   if (by_id == nullptr || in_groups == nullptr) return std::nullopt;
   const auto listed = numbered(*in_groups, kGroup);
   if (!listed) return std::nullopt;
-  std::vector<std::string> parameters;  // their ids, by number
+  Numbers numbers;
   Value made_groups = Value::list();
   for (const Value& group : *listed) {
-    auto made = group_of(group, parameters);
+    auto made = group_of(group, numbers);
     if (!made) return std::nullopt;
     made_groups.items().push_back(std::move(*made));
   }
   Value made_states = Value::dict();
-  std::unordered_set<std::string_view> seen;
-  for (std::size_t number = 0; number < parameters.size(); ++number) {
-    if (!seen.insert(parameters[number]).second) return std::nullopt;
-    const Value* const state = by_id->find(parameters[number]);
+  for (const auto& [number, id] : numbers.ids()) {
+    const Value* const state = by_id->find(id);
     if (state == nullptr) continue;
     auto made = state_of(*state);
     if (!made) return std::nullopt;
-    made_states.set_item(static_cast<std::int64_t>(number), std::move(*made));
+    made_states.set_item(number, std::move(*made));
   }
   if (made_states.size() != by_id->size()) return std::nullopt;  // of a parameter in no group
   return Value::dict({{"state", std::move(made_states)}, {"param_groups", std::move(made_groups)}});

@@ -142,13 +142,23 @@ TEST(Script, AnOptimizerHasNumbers) {
   const Value state = made_of(optimizer({{"12", module({{"step", 3}})}}, group)).tree;
   EXPECT_EQ(render(state),
             "{'state': {1: {'step': 3}}, 'param_groups': [{'params': [0, 1], 'lr': 0.5}]}");
-  // State of a parameter that is in no group, and a parameter that is in two places.
+  // State of a parameter that is in no group.
   const Value lost = made_of(optimizer({{"9", module({{"step", 3}})}}, group)).tree;
   EXPECT_THAT(keys_in(lost), ::testing::Contains("state.9.step"));
-  Pairs twice = group;
-  twice[2].second = "77";
-  const Value both = made_of(optimizer({}, twice)).tree;
-  EXPECT_THAT(keys_in(both), ::testing::Contains("param_groups.param_groups/0.params/1"));
+}
+
+// As torch.optim.SGD([{"params": [w, v, w]}, {"params": [x, w]}]).state_dict() counts.
+TEST(Script, AParameterThatComesAgainHasOneNumber) {
+  const auto group_of = [](Pairs parameters) { return module(std::move(parameters)); };
+  const Value first = group_of({{"params/0", "77"}, {"params/1", "12"}, {"params/2", "77"}});
+  const Value second = group_of({{"params/0", "3"}, {"params/1", "77"}});
+  const Value data =
+      module({{"pytorch_version", "1.5.0"},
+              {"state", module({{"77", module({{"step", 6}})}, {"12", module({{"step", 3}})}})},
+              {"param_groups", module({{"param_groups/0", first}, {"param_groups/1", second}})}});
+  EXPECT_EQ(render(made_of(data).tree),
+            "{'state': {1: {'step': 3}, 2: {'step': 6}}, "
+            "'param_groups': [{'params': [2, 1, 2]}, {'params': [3, 2]}]}");
 }
 
 TEST(Script, TypesBesideValuesAreDropped) {
