@@ -67,7 +67,7 @@ namespace {
 
 enum class EntryKind : std::uint8_t { tensor, value, item };
 
-constexpr std::size_t kPlaceColumns = 4;        // behind those of the boxes
+constexpr std::size_t kPlaceColumns = 4;      // behind those of the boxes
 constexpr std::uint64_t kDigestedEnd = 4096;  // bytes
 constexpr std::size_t kHeadPosition = sizeof(std::uint64_t);
 
