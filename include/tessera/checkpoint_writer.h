@@ -86,11 +86,13 @@ enum class Overlap : std::uint8_t {
 struct SteadyMemory {
   // Whether the bytes of a storage of the tree are such. Called by save(). Null: none are.
   std::function<bool(const Storage& storage)> has = {};
-  // Throws an Error if some were changed after all: the save fails then on all ranks. Called on a
-  // thread of the writer when all is copied. Null: nobody can tell.
+  // Throws an Error if some were changed after all: the save fails then on all ranks. Called when
+  // all is copied, by a thread of the writer. Null: nobody can tell.
   std::function<void()> require_unchanged = {};
-  // Whether all that changes it waits for the copy by itself. If not, it waits for Overlap::always,
-  // and what is copied is compared with the memory once more: what differs is `conflict`.
+  // Whether all that changes it waits for the copy by itself. If not, Overlap::always has to be
+  // asked for, and nothing is written before the caller comes by: by await_staged(), by another
+  // call of the save or the writer, or by what of Tessera waits. That thread asks
+  // require_unchanged(): what it changed before, it has changed by then.
   bool is_awaited = false;
 };
 

@@ -1,21 +1,26 @@
 #include "base/copies.h"
 
 #include <algorithm>
-#include <atomic>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/parallel.h"
 #include "base/process.h"
 
 namespace tessera {
+
+struct CopyState {
+  MadeHere made_here = {};
+  Decision is_made = {};
+  std::mutex mutex = {};
+  std::function<void()> then = {};  // guarded by mutex
+};
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct CopyEntry {
-  MadeHere made_here = {};
-  std::shared_ptr<Decision> ended = {};
-};
 struct WatchEntry {
   std::uint64_t number = 0;
   MadeHere made_here = {};
@@ -25,7 +30,7 @@ struct WatchEntry {
 // Is there until the process ends: threads may work on behind the end of main().
 struct CopyTable {
   ShortMutex mutex;  // guards the rest
-  std::vector<CopyEntry> copies;
+  std::vector<std::shared_ptr<CopyState>> copies;
   std::vector<WatchEntry> watches;
   std::uint64_t last_watch = 0;
   MadeHere stepped_here;  // of last_step
@@ -34,31 +39,56 @@ struct CopyTable {
 
 CopyTable& table = *new CopyTable;
 
-std::shared_ptr<Decision> first_copy() {
+std::shared_ptr<CopyState> first_copy() {
   const std::lock_guard lock(table.mutex);
   const auto found =
-      std::ranges::find_if(table.copies, [](const auto& copy) { return bool{copy.made_here}; });
-  return found == table.copies.end() ? nullptr : found->ended;
+      std::ranges::find_if(table.copies, [](const auto& copy) { return bool{copy->made_here}; });
+  return found == table.copies.end() ? nullptr : *found;
+}
+
+void forget(const std::shared_ptr<CopyState>& copy) {
+  const std::lock_guard lock(table.mutex);
+  std::erase(table.copies, copy);
+}
+
+void pass(const std::shared_ptr<CopyState>& copy) {
+  if (!copy->made_here) return;
+  copy->is_made.wait();
+  const std::lock_guard lock(copy->mutex);
+  if (const auto then = std::exchange(copy->then, nullptr)) then();
+  forget(copy);
 }
 
 }  // namespace
 
-CopyUnderWay::CopyUnderWay() : ended_(std::make_shared<Decision>()) {
-  CopyEntry entry{.ended = ended_};
+CopyUnderWay::CopyUnderWay() : state_(std::make_shared<CopyState>()) {
   const std::lock_guard lock(table.mutex);
-  table.copies.push_back(std::move(entry));
+  table.copies.push_back(state_);
 }
 
 CopyUnderWay::~CopyUnderWay() {
+  forget(state_);
+}
+
+void CopyUnderWay::end(std::function<void()> then) {
+  if (!then) forget(state_);
   {
-    const std::lock_guard lock(table.mutex);
-    std::erase_if(table.copies, [this](const CopyEntry& copy) { return copy.ended == ended_; });
+    const std::lock_guard lock(state_->mutex);
+    state_->then = std::move(then);
   }
-  ended_->make();
+  state_->is_made.make();
+}
+
+void CopyUnderWay::pass() {
+  tessera::pass(state_);
+}
+
+void CopyUnderWay::pass_within(std::chrono::milliseconds time) {
+  if (state_->made_here && state_->is_made.wait_for(time)) pass();
 }
 
 void await_copies() {
-  while (const auto ended = first_copy()) ended->wait();
+  while (const auto copy = first_copy()) pass(copy);
 }
 
 void begin_step() {

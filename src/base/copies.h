@@ -4,15 +4,16 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
 namespace tessera {
 
-class Decision;
+struct CopyState;
 
-// Says, while it lives, that this process copies memory that must not change meanwhile. What a
-// child of fork() has of it says nothing.
+// A copy of memory that must not change meanwhile. Members may be called from any thread; what a
+// child of fork() has of it does nothing.
 class CopyUnderWay {
  public:
   CopyUnderWay();
@@ -20,12 +21,20 @@ class CopyUnderWay {
   CopyUnderWay(const CopyUnderWay&) = delete;
   CopyUnderWay& operator=(const CopyUnderWay&) = delete;
 
+  // The copy is made. `then`, which throws nothing: what the first thread that passes does before
+  // any passes; null: nothing. Once.
+  void end(std::function<void()> then);
+  // Waits until the copy is made, and for `then`.
+  void pass();
+  // The same if it is made before the time is over.
+  void pass_within(std::chrono::milliseconds time);
+
  private:
-  const std::shared_ptr<Decision> ended_;
+  const std::shared_ptr<CopyState> state_;
 };
 
-// Returns when none of the copies that are under way now is any more. Whatever of the library
-// writes to parameters or to the state of an optimizer calls it before.
+// Passes all copies that are under way. Whatever of the library writes to parameters or to the
+// state of an optimizer calls it before.
 void await_copies();
 
 // await_copies(), by a step that begins. What watches steps hears when it does.

@@ -35,16 +35,19 @@ std::shared_ptr<Group> require_there(std::shared_ptr<Group> group) {
 
 bool PendingSave::staged() const {
   outcome_->require_own();
+  outcome_->pass_copy_within({});
   return outcome_->is_staged();
 }
 
 void PendingSave::await_staged() const {
   outcome_->require_own();
+  outcome_->pass_copy();
   outcome_->staging().wait();
 }
 
 bool PendingSave::done() const {
   outcome_->require_own();
+  outcome_->pass_copy_within({});
   return outcome_->decision().is_made();
 }
 
@@ -53,6 +56,7 @@ SaveResult PendingSave::result() const {
     throw Error(ErrorCode::invalid_argument,
                 "a hook of a save in the background waits for such a save");
   }
+  outcome_->pass_copy();
   outcome_->decision().wait();
   if (!outcome_->failure()) return outcome_->result();
   outcome_->take();

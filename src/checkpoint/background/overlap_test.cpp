@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -154,27 +155,57 @@ TEST(Overlap, WhatWasChangedIsConflictOnAllRanks) {
   });
 }
 
-// Nobody counts what changes memory here: it is compared once more. What is changed when all is
-// copied is nobody's business.
-TEST(Overlap, ChangedMemoryIsConflictUnlessWhoChangesItWaits) {
-  for (const bool is_awaited : {false, true}) {
-    Value tree = Value::dict({{"w", numbers(4, 1)}});
-    float* const w = elements_of(tree, "w");
-    CheckpointWriter writer(always());
-    const auto store = memory_store();
-    const PendingSave pending = writer.save(tree, store, {}, {},
-                                            {.has = [](const Storage& /*storage*/) { return true; },
-                                             .require_unchanged =
-                                                 [w, asked = 0]() mutable {
-                                                   if (++asked == 1) w[3] = -1;
-                                                 },
-                                             .is_awaited = is_awaited});
-    pending.await_staged();
-    w[0] = -1;
-    if (!is_awaited) EXPECT_EQ(code_of([&] { pending.result(); }), ErrorCode::conflict);
-    if (is_awaited) EXPECT_THAT((pending.result(), floats_at(store, "w")), ElementsAre(1, 2, 3, 4));
-    EXPECT_EQ(store->list("").empty(), !is_awaited);
+// Who changes memory and does not wait is asked when it comes by, on its own thread.
+TEST(Overlap, WhoDoesNotWaitIsAskedWhenItComesBy) {
+  Value tree = Value::dict({{"w", numbers(4, 1)}});
+  float* const w = elements_of(tree, "w");
+  const auto caller = std::this_thread::get_id();
+  SteadyMemory steady{.has = [](const Storage& /*storage*/) { return true; },
+                      .require_unchanged =
+                          [w, caller] {
+                            EXPECT_EQ(std::this_thread::get_id(), caller);
+                            if (w[3] != 4) throw Error(ErrorCode::conflict, "was changed");
+                          }};
+  const auto come_by = std::vector<std::function<void(CheckpointWriter&, const PendingSave&)>>{
+      [](auto&, const PendingSave& pending) { pending.await_staged(); },
+      [](auto&, const PendingSave& pending) {
+        while (!pending.staged() && !pending.done()) continue;
+      },
+      [](auto&, const PendingSave& pending) {
+        while (!pending.done()) continue;
+      },
+      [](auto&, const PendingSave& pending) { (void)failure_of([&] { pending.result(); }); },
+      [](CheckpointWriter& writer, auto&) { (void)failure_of([&] { writer.wait(); }); },
+      [](auto&, auto&) { begin_step(); }};
+  for (const bool is_changed : {false, true}) {
+    for (const auto& by : come_by) {
+      const auto store = memory_store();
+      CheckpointWriter writer(always());
+      const PendingSave pending = writer.save(tree, store, {}, {}, steady);
+      std::this_thread::sleep_for(2ms);
+      EXPECT_TRUE(store->list("").empty());
+      if (is_changed) w[3] = -1;
+      by(writer, pending);
+      w[3] = 4;
+      EXPECT_EQ(pending.staged(), !is_changed);
+      if (is_changed) EXPECT_EQ(code_of([&] { pending.result(); }), ErrorCode::conflict);
+      if (!is_changed)
+        EXPECT_THAT((pending.result(), floats_at(store, "w")), ElementsAre(1, 2, 3, 4));
+    }
   }
+}
+
+// A caller that never comes by has a writer that ends.
+TEST(Overlap, TheEndOfTheWriterComesBy) {
+  Value tree = Value::dict({{"w", numbers(2, 1)}});
+  const auto store = memory_store();
+  {
+    CheckpointWriter writer(always());
+    (void)writer.save(
+        tree, store, {}, {},
+        {.has = [](const Storage& /*storage*/) { return true; }, .require_unchanged = [] {}});
+  }
+  EXPECT_THAT(floats_at(store, "w"), ElementsAre(1, 2));
 }
 
 // Whatever of the library writes to tensors.

@@ -1,8 +1,6 @@
 #include "checkpoint/background/snapshot.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -189,18 +187,8 @@ Value TreeSnapshot::take(Arena& arena, int threads, const std::shared_ptr<Pace>&
 
 void TreeSnapshot::take_rest(int threads) {
   copy(threads, runs_, [](const Stored& one) -> const Storage& { return one.original; });
-}
-
-bool TreeSnapshot::is_rest_as_copied(int threads) const {
-  std::atomic<bool> is_equal = true;
-  parallel_for(threads, runs_.size(), [&](std::size_t i) {
-    const Run& run = runs_[i];
-    const Storage& original = stored_[run.stored].original;
-    if (original.data == nullptr) return;
-    if (std::memcmp(original.data + run.from, memory_.data() + run.place, run.size) != 0)
-      is_equal = false;
-  });
-  return is_equal;
+  runs_.clear();
+  stored_.clear();
 }
 
 }  // namespace tessera

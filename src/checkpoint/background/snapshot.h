@@ -33,11 +33,8 @@ class TreeSnapshot {
                            const std::function<bool(const Storage&)>& waits = {});
   // Whether take() has left something.
   [[nodiscard]] bool has_rest() const noexcept { return !runs_.empty(); }
-  // Copies that. The storages of the original are kept alive until the snapshot ends. Once, from
-  // any thread.
+  // Copies that. The storages of the original are kept alive until then. Once, from any thread.
   void take_rest(int threads);
-  // Behind that: whether the copies still are what they are copies of. Devices are not asked.
-  [[nodiscard]] bool is_rest_as_copied(int threads) const;
 
  private:
   // Where the bytes of a storage begin: an address, or a place in a source.

@@ -102,6 +102,18 @@ void SaveOutcome::require_own() const {
   require_parents_not(made_here_, "the save");
 }
 
+void SaveOutcome::set_copy(std::shared_ptr<CopyUnderWay> copy) {
+  copy_ = std::move(copy);
+}
+
+void SaveOutcome::pass_copy() {
+  if (copy_) copy_->pass();
+}
+
+void SaveOutcome::pass_copy_within(std::chrono::milliseconds time) {
+  if (copy_) copy_->pass_within(time);
+}
+
 void SaveOutcome::end_staging(bool is_staged) {
   is_staged_ = is_staged;
   staging_.make();
@@ -165,6 +177,16 @@ std::optional<Error> error_of(const std::vector<std::shared_ptr<SaveOutcome>>& u
 
 }  // namespace
 
+// The caller comes by.
+void BackgroundWriter::pass_copies(std::chrono::milliseconds within) {
+  Outcomes under_way;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& job : jobs_) under_way.push_back(job->outcome);
+  }
+  for (const auto& outcome : under_way) outcome->pass_copy_within(within);
+}
+
 // Waits for the turn, and for the arena, if that is the option. Returns the error of an earlier
 // save that is to be thrown; what a callback is there to take is none yet. The job fails if it does
 // not get the arena. Where other ranks do the same saves, a stop does not end the wait for the
@@ -174,6 +196,7 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
     const std::lock_guard lock(mutex_);
     changed_.notify_all();
   });
+  pass_copies(kLongestEnd);
   Outcomes earlier;
   bool is_free = false;
   {
@@ -226,32 +249,24 @@ void BackgroundWriter::end_staging(Job& job, std::optional<Error> failure) {
   job.outcome->end_staging(!job.failure);
 }
 
-// What an operation changes while it is copied shows in the memory, and once it has ended, to who
-// counts operations.
-void BackgroundWriter::take_rest(Job& job, int threads) {
-  const auto ask = [&] {
-    if (job.steady.require_unchanged) job.steady.require_unchanged();
-  };
-  job.snapshot->take_rest(threads);
-  ask();
-  if (job.steady.is_awaited) return;
-  if (!job.snapshot->is_rest_as_copied(threads)) {
-    ask();
-    throw Error(ErrorCode::conflict,
-                "memory was changed while a save in the background copied it: call "
-                "PendingSave::await_staged() before (WriterOptions::overlap)");
-  }
-  ask();
-}
-
 // A thread for each save: that of the writer runs where no other does, and cannot leave that.
+// Where nobody waits before memory changes, its caller is asked when it comes by: then no operation
+// of its own is half done. Nothing is written before.
 void BackgroundWriter::stage_rest(const std::shared_ptr<Job>& job) {
-  auto under_way = std::make_shared<std::optional<CopyUnderWay>>();
-  under_way->emplace();
-  const auto work = [self = shared_from_this(), job, under_way] {
-    auto failure = failure_of([&] { take_rest(*job, self->options_.threads); });
+  const auto copy = std::make_shared<CopyUnderWay>();
+  job->outcome->set_copy(copy);
+  const auto work = [self = shared_from_this(), job, copy] {
+    auto failure = failure_of([&] { job->snapshot->take_rest(self->options_.threads); });
     job->copied = Clock::now();
-    under_way->reset();
+    const auto require_unchanged = job->steady.require_unchanged;
+    if (!failure && !job->steady.is_awaited && require_unchanged) {
+      copy->end([self, job, require_unchanged] {
+        self->end_staging(*job, failure_of(require_unchanged));
+      });
+      return;
+    }
+    if (!failure && require_unchanged) failure = failure_of(require_unchanged);
+    copy->end(nullptr);
     self->end_staging(*job, std::move(failure));
   };
   try {
@@ -298,6 +313,7 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
 
 void BackgroundWriter::wait() {
   require_usable();
+  pass_copies(kLongestEnd);
   Outcomes earlier;
   {
     std::unique_lock lock(mutex_);
@@ -478,6 +494,7 @@ void BackgroundWriter::close() {
     is_closing_ = true;
     changed_.notify_all();
   }
+  pass_copies(std::min(options_.end_within, kLongestEnd));
   // A hook that ends its own writer cannot wait for itself: the thread goes on with what it has.
   const bool is_own_hook = thread_job().behind == this;
   if (!is_own_hook && await_end(std::min(options_.end_within, kLongestEnd))) {

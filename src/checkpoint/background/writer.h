@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/copies.h"
 #include "base/process.h"
 #include "checkpoint/background/arena.h"
 #include "checkpoint/background/overlap.h"
@@ -34,6 +35,10 @@ class SaveOutcome {
   // Throws `invalid_argument` in a child of fork().
   void require_own() const;
 
+  // What goes on when save() has returned; before others have the outcome.
+  void set_copy(std::shared_ptr<CopyUnderWay> copy);
+  void pass_copy();
+  void pass_copy_within(std::chrono::milliseconds time);
   // Once: whether this rank's tensors are copied.
   void end_staging(bool is_staged);
   [[nodiscard]] bool is_staged() const noexcept { return staging_.is_made() && is_staged_; }
@@ -49,6 +54,7 @@ class SaveOutcome {
  private:
   const std::string place_;
   const MadeHere made_here_;
+  std::shared_ptr<CopyUnderWay> copy_;  // null: save() has copied all
   Decision staging_;
   bool is_staged_ = false;  // once that is made
   Decision decision_;
@@ -99,10 +105,10 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   void require_usable() const;
   [[nodiscard]] Outcomes untaken();  // with mutex_ held
   [[nodiscard]] bool is_at_rest() const { return jobs_.empty() && !is_calling_back_; }  // likewise
+  void pass_copies(std::chrono::milliseconds within);
   [[nodiscard]] std::optional<Error> turn_of(Job& job);
   void stage(Job& job, const Value& tree);
   void stage_rest(const std::shared_ptr<Job>& job);
-  static void take_rest(Job& job, int threads);
   void end_staging(Job& job, std::optional<Error> failure);
   void start_process();
   void hand_over(const Job& job);
