@@ -2,7 +2,8 @@
 //   kill_writer COMMAND DIRECTORY RUNS SEED
 // DIRECTORY may be a URL, in which only children of this process look.
 // COMMAND is `tessera`. The ranks (1 to 4) are processes; each has a CheckpointWriter. They save
-// step1 and wait for it, then stage step2. RUNS in turns:
+// step1 and wait for it, then stage step2, in half of the runs by copies behind the call
+// (Overlap). When step2 is staged they change its tensors. RUNS in turns:
 //   staged    all trainers are killed when all have staged: step2 is there, and latest_checkpoint()
 //             of another process waits for it
 //   staging   all trainers are killed at a random moment of the second save: step1 or step2 is the
@@ -15,6 +16,8 @@
 //   halted    one trainer is stopped when all have staged, for longer than a silence, while its
 //             process writes; it hears of the save when it goes on
 //   throwing  one rank has a tree that no save takes: all hear of it, and step1 is the latest
+//   copying   all trainers are killed when save() has returned on all, and one has not copied all:
+//             step1 is the latest
 // Prints a line for each run that goes wrong and a summary; exits with 1 when one did.
 #include <signal.h>
 #include <sys/wait.h>
@@ -23,17 +26,23 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "five_kinds.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
 #include "tessera/checkpoint_writer.h"
 #include "tessera/error.h"
+#include "tessera/io.h"
+#include "tessera/leaf.h"
 #include "tessera/run_directory.h"
 
 namespace {
@@ -46,16 +55,17 @@ constexpr int kMostRanks = 4;
 constexpr milliseconds kSilence{1000};
 constexpr std::chrono::seconds kLimit{40};
 
-enum class How { staged, staging, rank, writer, frozen, halted, throwing };
-constexpr const char* kNames[] = {"staged", "staging", "rank",    "writer",
-                                  "frozen", "halted",  "throwing"};
-constexpr int kWays = 7;
+enum class How { staged, staging, rank, writer, frozen, halted, throwing, copying };
+constexpr const char* kNames[] = {"staged", "staging", "rank",     "writer",
+                                  "frozen", "halted",  "throwing", "copying"};
+constexpr int kWays = 8;
 
 // What processes know of a run, in memory that they share.
 struct Board {
   std::atomic<int> saved = 0;     // ranks that have step1
   std::atomic<int> begun = 0;     // that have called save() for step2
-  std::atomic<int> staged = 0;    // for which it has returned
+  std::atomic<int> returned = 0;  // for which it has returned
+  std::atomic<int> staged = 0;    // that have copied all
   std::atomic<int> heard = 0;     // that have heard how it ended
   std::atomic<int> complete = 0;  // well
   std::atomic<pid_t> writers[kMostRanks] = {};
@@ -69,6 +79,7 @@ struct Run {
   int victim = 0;
   CheckpointKind kind = CheckpointKind::dcp;
   int ranks = 1;
+  bool overlap = false;
 };
 
 testing::NamedShapes shapes() {
@@ -83,6 +94,66 @@ pid_t only_child() {
   return child;
 }
 
+// Memory whose copy takes as long as it is told.
+class SlowMemory final : public ByteSource {
+ public:
+  SlowMemory(std::shared_ptr<Storage> bytes, milliseconds pause)
+      : bytes_(std::move(bytes)), pause_(pause) {}
+  [[nodiscard]] std::uint64_t size() const override { return bytes_->size; }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    std::this_thread::sleep_for(pause_);
+    std::memcpy(out.data(), bytes_->data + offset, out.size());
+  }
+  [[nodiscard]] const std::string& name() const override { return name_; }
+
+ private:
+  const std::string name_ = "slow memory";
+  const std::shared_ptr<Storage> bytes_;
+  const milliseconds pause_;
+};
+
+// What is saved, and the memory that it lies in.
+struct State {
+  Value tree;
+  std::vector<std::shared_ptr<Storage>> memory = {};
+
+  explicit State(Value of) : tree(std::move(of)) {
+    for (const auto& leaf : leaves_of(tree)) {
+      if (!leaf.value.is(Value::Kind::tensor)) continue;
+      for (const auto& piece : leaf.value.as_tensor().pieces) memory.push_back(piece.storage);
+    }
+  }
+  void slow_down(milliseconds pause) {
+    for (auto& piece : tree.at("model").at("a.w").as_tensor().pieces) {
+      const auto bytes = std::exchange(piece.storage, std::make_shared<Storage>());
+      piece.storage->source = std::make_shared<SlowMemory>(bytes, pause);
+      piece.storage->size = bytes->size;
+    }
+  }
+  void change() {
+    for (const auto& bytes : memory) std::memset(bytes->data, 0xFF, bytes->size);
+  }
+};
+
+// Returns when all is copied, or never will be.
+PendingSave stage(CheckpointWriter& writer, const Run& run, State& state, int rank) {
+  const SaveOptions how = testing::options_for_kind(run.kind, false, shapes());
+  const std::string place = run.directory + "/step2";
+  SteadyMemory steady;
+  if (run.overlap) {
+    steady.has = [](const Storage& /*storage*/) { return true; };
+    const bool is_held = run.how == How::copying && rank == run.victim;
+    state.slow_down(is_held ? kLimit : milliseconds(3));
+  }
+  ++board->begun;
+  PendingSave pending = writer.save(state.tree, place, how, {}, std::move(steady));
+  ++board->returned;
+  pending.await_staged();
+  if (pending.staged()) ++board->staged;
+  state.change();
+  return pending;
+}
+
 int train(const Run& run, Group& group, int rank) {
   try {
     WriterOptions options;
@@ -91,6 +162,7 @@ int train(const Run& run, Group& group, int rank) {
     options.silence = kSilence;
     options.idle = false;
     if (run.how == How::halted) options.rate = 600'000;  // it takes seconds
+    options.overlap = Overlap::always;
     options.end_within = milliseconds(10'000);
     const std::shared_ptr<Group> own(&group, [](Group*) {});
     CheckpointWriter writer(own, options);
@@ -100,19 +172,17 @@ int train(const Run& run, Group& group, int rank) {
       std::this_thread::sleep_for(3 * kSilence);
       ::_exit(0);
     }
-    const SaveOptions how = testing::options_for_kind(run.kind, false, shapes());
-    const auto state = [&](int step) {
+    const auto tree = [&](int step) {
       return testing::training_state(rank, run.ranks, step, shapes());
     };
-    writer.save(state(1), run.directory + "/step1", how).result();
+    const SaveOptions how = testing::options_for_kind(run.kind, false, shapes());
+    writer.save(tree(1), run.directory + "/step1", how).result();
     ++board->saved;
     while (board->saved < run.ranks) std::this_thread::sleep_for(milliseconds(1));
-    ++board->begun;
-    Value second = state(2);
+    State second(tree(2));
     if (run.how == How::throwing && rank == run.victim)
-      second.at("model").at("a.w").as_tensor().pieces.at(0).storage->size = 1;
-    const PendingSave pending = writer.save(second, run.directory + "/step2", how);
-    if (pending.staged()) ++board->staged;
+      second.tree.at("model").at("a.w").as_tensor().pieces.at(0).storage->size = 1;
+    const PendingSave pending = stage(writer, run, second, rank);
     const Error* failure = nullptr;
     try {
       pending.result();
@@ -152,9 +222,11 @@ void check_outcome(const Run& run) {
   const bool may_be_lost = run.how == How::writer || run.how == How::frozen;
   require(step == 2 || board->staged < run.ranks || may_be_lost,
           "what all ranks had staged was not saved");
-  require(step == 1 || run.how != How::throwing, "what one rank did not have was saved");
+  const bool one_has_none = run.how == How::throwing || run.how == How::copying;
+  require(step == 1 || !one_has_none, "what one rank did not have was saved");
   const int dead = run.how == How::rank ? 1 : 0;
-  const bool all_hear = run.how != How::staged && run.how != How::staging;
+  const bool all_hear =
+      run.how != How::staged && run.how != How::staging && run.how != How::copying;
   require(board->heard == run.ranks - dead || !all_hear, "a rank has not heard");
   require(step == 2 || board->complete == 0, "a rank was told that it is saved");
   require(testing::number_of(testing::verified_state(to_string(newest->where))) == step,
@@ -172,6 +244,8 @@ void kill_in(const Run& run, std::vector<testing::Child>& ranks, const testing::
   if (run.how == How::throwing) return;
   if (run.how == How::staged || run.how == How::rank || run.how == How::halted) {
     await(board->staged, run.ranks);
+  } else if (run.how == How::copying) {
+    await(board->returned, run.ranks);
   } else {
     await(board->begun, 1);
     std::this_thread::sleep_for(std::chrono::microseconds(below(20'000)));
@@ -216,7 +290,7 @@ testing::Outcome carry_out(const Run& run, const testing::Below& below) {
   std::error_code none;
   std::filesystem::remove_all(run.directory, none);
   return {std::string(kNames[static_cast<int>(run.how)]) + ", " + std::string(to_string(run.kind)) +
-              ", " + std::to_string(run.ranks) + " ranks",
+              ", " + std::to_string(run.ranks) + " ranks" + (run.overlap ? ", overlap" : ""),
           wrong};
 }
 
@@ -236,6 +310,7 @@ int main(int argc, char** argv) {
                                       run.kind = testing::kFiveKinds[(number / kWays) % 5];
                                       run.ranks = 1 + below(kMostRanks);
                                       run.victim = below(run.ranks);
+                                      run.overlap = below(2) == 0 || run.how == How::copying;
                                       ++number;
                                       return carry_out(run, below);
                                     });
