@@ -114,7 +114,8 @@ struct WriterOptions {
   // container or cgroup takes it along). It needs a path or URL that all ranks reach, and no
   // network: processes meet in a directory `.tessera-writer-*` beside the place, and drop a save to
   // which one of them does not come for `silence`. Stores of this process and options that are
-  // functions, but for hooks, are `unsupported`. To make such a writer is collective.
+  // functions, but for hooks, are `unsupported`. To make such a writer is collective. It has one
+  // process, and is of no more use when that is gone (require_alive()).
   bool process = false;
   // The command; empty: TESSERA_COMMAND of the environment, or `tessera` beside this library, in
   // the `bin` beside its directory, or in PATH.
@@ -172,6 +173,12 @@ class CheckpointWriter {
 
   // Of its group.
   [[nodiscard]] int ranks() const noexcept;
+
+  // Throws `io`, saying how it ended, if the process that saves for this rank is gone
+  // (WriterOptions::process). Then every later save() of this writer fails on all ranks. To go on,
+  // ranks ask this after a save that failed, tell each other (agree() of comm.h), and if one has
+  // lost its process all end their writers and make new ones. Not collective; does not wait.
+  void require_alive() const;
 
   // Waits until all saves are decided and all callbacks have returned. Throws as save() does the
   // first error that nobody has taken. Not collective.

@@ -204,6 +204,11 @@ class Writer {
     asked([](Job&, CheckpointWriter& writer) { writer.wait(); });
   }
 
+  void require_alive() {
+    if (!writer_) throw Error(ErrorCode::invalid_argument, "the writer is closed");
+    writer_->require_alive();
+  }
+
   void close() {
     auto writer = std::exchange(writer_, nullptr);
     if (!writer) return;
@@ -259,6 +264,7 @@ void bind_writers(nb::module_& module) {
       .def(nb::init<nb::dict, nb::handle>(), nb::arg(), nb::arg().none())
       .def("save", &Writer::save)
       .def("wait", &Writer::wait)
+      .def("require_alive", &Writer::require_alive)
       .def("close", &Writer::close)
       .def_prop_ro("is_closed", &Writer::is_closed);
   module.def("is_on_errand", &Errands::is_on);

@@ -123,7 +123,8 @@ class CheckpointWriter:
 
     With `process` it is no thread that saves but a process of its own, `tessera writer`, which outlives this one: what all ranks have
     copied is saved although they are killed. `path` is then one that all ranks reach. `program` is the command (None: TESSERA_COMMAND of
-    the environment, or the one of this package), and who gives no sign of life for `silence` seconds is lost.
+    the environment, or the one of this package), and who gives no sign of life for `silence` seconds is lost. A writer whose process
+    is gone stays that way (`require_alive`).
 
     >>> with tessera.CheckpointWriter() as writer:
     ...     weights = numpy.ones(3)
@@ -210,6 +211,14 @@ class CheckpointWriter:
             last._wait(None)  # which Ctrl-C ends, and the next wait, too
             last._is_heard.wait()
         self._writer.wait()
+
+    def require_alive(self) -> None:
+        """Raises `io`, saying how it ended, if the process that saves for this rank is gone (`process`).
+
+        Then every later save of this writer fails on all ranks. To go on, ranks ask this after a save that failed, tell each other,
+        and if one has lost its process all close their writers and make new ones. Not collective; does not wait.
+        """
+        self._writer.require_alive()
 
     def close(self) -> None:
         """Waits for what is under way, for `end_within` seconds at most; Ctrl-C stops it. Warnings say what was lost, and which

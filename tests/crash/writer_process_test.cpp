@@ -319,6 +319,7 @@ TEST(WriterProcess, OneThatIsKilledIsNamedByThisSaveAndTheNext) {
   CheckpointWriter writer(by_process({.rate = 1'000'000}));
   const PendingSave pending = writer.save(Value::dict({{"w", numbers(1'000'000, 0)}}), run + "/a");
   ASSERT_EQ(children().size(), 1U);
+  EXPECT_NO_THROW(writer.require_alive());
   ::kill(children()[0], SIGKILL);
   const Error error = error_of([&] { pending.result(); });
   EXPECT_EQ(error.code(), ErrorCode::io);
@@ -326,6 +327,17 @@ TEST(WriterProcess, OneThatIsKilledIsNamedByThisSaveAndTheNext) {
   EXPECT_THAT(error_of([&] { writer.save(tree_of(1), run + "/b").result(); }).what(),
               HasSubstr("was ended by signal 9"));
   EXPECT_EQ(open_code(run + "/a"), ErrorCode::not_found);
+  EXPECT_THAT(error_of([&] { writer.require_alive(); }).what(), HasSubstr("was ended by signal 9"));
+  CheckpointWriter(by_process()).save(tree_of(1), run + "/b").result();
+}
+
+TEST(WriterProcess, OneThatIsGivenUpIsGone) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process({.silence = 500ms}));
+  ASSERT_EQ(children().size(), 1U);
+  ::kill(children()[0], SIGSTOP);
+  EXPECT_EQ(code_of([&] { writer.save(tree_of(1), run + "/a").result(); }), ErrorCode::timeout);
+  EXPECT_EQ(code_of([&] { writer.require_alive(); }), ErrorCode::io);
 }
 
 TEST(WriterProcess, NoCommandIsSaidWithThePlacesThatWereTried) {

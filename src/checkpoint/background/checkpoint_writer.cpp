@@ -90,6 +90,10 @@ int CheckpointWriter::ranks() const noexcept {
   return writer_->ranks();
 }
 
+void CheckpointWriter::require_alive() const {
+  writer_->require_alive();
+}
+
 void CheckpointWriter::wait() {
   writer_->wait();
 }

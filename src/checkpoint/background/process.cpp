@@ -170,7 +170,7 @@ void WriterProcess::listen() {
     how += " has ended";
   }
   const std::lock_guard lock(mutex_);
-  ended_ = how;
+  if (!ended_) ended_ = how;
   changed_.notify_all();
 }
 
@@ -226,11 +226,10 @@ bool WriterProcess::wait(std::unique_lock<std::mutex>& lock, const std::stop_tok
     if (std::exchange(known, heard_) != heard_) {
       silence.heard();
     } else if (silence.is_over()) {
-      lock.unlock();
       ::kill(id_, SIGKILL);  // so that it does not go on later with what is reported lost
-      throw Error(ErrorCode::timeout, "the writer process " + std::to_string(id_) +
-                                          " gave no sign of life for " +
-                                          std::to_string(silence_.count()) + " ms, and was killed");
+      ended_ = "the writer process " + std::to_string(id_) + " gave no sign of life for " +
+               std::to_string(silence_.count()) + " ms, and was killed";
+      throw Error(ErrorCode::timeout, *ended_);
     }
   }
   return true;

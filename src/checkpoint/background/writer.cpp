@@ -323,6 +323,11 @@ void BackgroundWriter::wait() {
   if (const std::optional<Error> error = error_of(earlier)) throw Error(*error);
 }
 
+void BackgroundWriter::require_alive() const {
+  require_usable();
+  if (process_) process_->require_alive();
+}
+
 // By a process: its trainers agree that all have staged, and leave the save to their writers. Then
 // they tell each other what these have said.
 

@@ -77,6 +77,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
                                  const SaveOptions& options, SaveDone done, SteadyMemory steady);
   void wait();
   [[nodiscard]] int ranks() const noexcept { return group_->size(); }
+  void require_alive() const;
   void close();
 
  private:
