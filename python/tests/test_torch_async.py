@@ -4,6 +4,7 @@ import copy
 import datetime
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -392,18 +393,20 @@ def of_ranks_by_a_process(rank, ranks, directory):
         state[f"own{rank}"].fill_(-1)
         future.result(60)
     assert _async._kept[torch.distributed.group.WORLD].keys() == {True}
-    assert ["writer"] in [arguments[1:2] for arguments in of_children()]
+    assert len(writer_processes()) == 1
 
 
-def of_children():
-    """The command lines of the processes that this one has started."""
+def writer_processes():
+    """Those of this process."""
+    found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat") as stat, open(f"/proc/{name}/cmdline") as line:
-                if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
-                    yield line.read().split("\0")
-        except FileNotFoundError:  # it has ended
+                if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid() and line.read().split("\0")[1:2] == ["writer"]:
+                    found.append(int(name))
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
             pass
+    return found
 
 
 def test_two_ranks_by_a_process(tmp_path):
@@ -413,6 +416,68 @@ def test_two_ranks_by_a_process(tmp_path):
         dcp.load(state, checkpoint_id=str(tmp_path / f"step{number}"), no_dist=True)
         assert state["n"] == number and (state["own0"] == number).all() and (state["own1"] == number).all()
     assert not list(tmp_path.glob(".tessera*"))
+
+
+def of_a_process_that_is_killed(rank, ranks, directory):
+    victim = rank == ranks - 1
+
+    def save(number):
+        state = {f"own{rank}": torch.full((1000,), float(number)), "n": number}
+        return tessera.torch.async_save(
+            state, checkpoint_id=f"{directory}/step{number}", async_checkpointer_type=AsyncCheckpointerType.PROCESS
+        )
+
+    def kept():
+        return (_async._kept[torch.distributed.group.WORLD] if ranks > 1 else _async._alone)[True]
+
+    def gone(caught):
+        return [str(one.message) for one in caught if "was ended by signal 9" in str(one.message)]
+
+    save(0).result(60)
+    first = kept()
+    if victim:  # it dies while it is handed the save
+        (process,) = writer_processes()
+        os.kill(process, signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, (process, signal.SIGKILL)).start()
+    future = save(1)
+    takes = victim and ranks > 1
+    if takes:
+        with pytest.raises(tessera.Error, match="was ended by signal 9"):
+            future.result(60)
+    while not future.done():
+        time.sleep(0.01)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if takes:
+            with pytest.raises(tessera.Error, match="an earlier save had failed"):
+                save(2).result(60)
+        else:
+            with pytest.raises(tessera.Error, match="was ended by signal 9.*an earlier save in the background"):
+                save(2)
+        assert save(3).result(60).files > 0
+    assert len(gone(caught)) == victim and kept() is not first
+
+    second = kept()
+    if victim:  # it dies between two saves
+        os.kill(*writer_processes(), signal.SIGKILL)
+        while not second.loss:
+            time.sleep(0.01)
+    if ranks > 1:
+        torch.distributed.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert save(4).result(60).files > 0
+    assert len(gone(caught)) == victim and kept() is not second and len(writer_processes()) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_process_that_is_lost_is_replaced(ranks, tmp_path):
+    run_ranks(of_a_process_that_is_killed, ranks, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step0", "step3", "step4"]
+    for number in (0, 3, 4):
+        state = {f"own{rank}": torch.zeros(1000) for rank in range(ranks)}
+        dcp.load(state, checkpoint_id=str(tmp_path / f"step{number}"), no_dist=True)
+        assert all((tensor == number).all() for tensor in state.values())
 
 
 def of_a_group_that_goes(rank, ranks, directory):

@@ -47,7 +47,8 @@ def async_save(
     Callbacks of a save do not call this. While tensors on a device are copied, the host has them twice.
 
     By a process, that is one of the writer's, which finishes what all ranks have copied although they are killed; its
-    `tessera.CheckpointWriter` is another one than that of saves by a thread.
+    `tessera.CheckpointWriter` is another one than that of saves by a thread. If such a process is lost, the save that it had fails on all
+    ranks, and later calls make new ones, with a warning where it was lost.
 
     With `async_stager` and with another writer than ours it is torch's own `async_save`, whose future has torch's errors; so is by a
     process what `save` leaves to torch's planning. By a thread such a state, except tensors on a device, is copied to new memory each
@@ -86,12 +87,11 @@ def async_save(
         return kept.begin_by_torch(by_torch)
     if plans:
         state = _State(state_dict, kept)
-        told = agree(group, None, (state.told, kept.has_failed(by_process)))
-        if any(has_failed for _, has_failed in told):
-            kept.forget(by_process)
-        told = [one for one, _ in told]
+        answers = agree(group, None, (state.told, kept.is_lost(by_process)))
+        told = [one for one, _ in answers]
         if _FAILED in told or _LEFT_TO_TORCH not in told:
-            return kept.begin(by_process, state, writer)
+            earlier = kept.end(by_process, state) if any(is_lost for _, is_lost in answers) else None
+            return kept.begin(by_process, state, writer, earlier)
         state_dict = state.states
         if by_process:
             return kept.begin_by_torch(by_torch)
@@ -130,9 +130,13 @@ class _State:
         except _tree.LeftToTorch:
             self.told = _LEFT_TO_TORCH
             self._tree = _core.make_tree({}, _tree.describe_for_ranks(ranks, {}))  # for a save that another rank fails
-        except BaseException as error:  # also Ctrl-C: the other ranks have to hear of it
+        except BaseException as error:
             self.told = _FAILED
-            self._failure = error
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Also by Ctrl-C: the other ranks have to hear of it."""
+        self._failure = self._failure or error
 
     def tree(self) -> Any:
         if self._failure is not None:
@@ -244,9 +248,19 @@ class _Saves:
     def wait(self) -> None:
         self._writer.wait()
 
+    def end(self) -> None:
+        self._writer.close()
+
     @property
-    def has_failed(self) -> bool:
-        return getattr(self._writer._carrier, "has_failed", False)
+    def loss(self) -> str:
+        """Why this rank's writer is of no use any more. Empty: it is."""
+        if getattr(self._writer._carrier, "has_failed", False):
+            return "the connections of the writer in the background have failed"
+        try:
+            self._writer.require_alive()
+        except Error as error:
+            return error.text.removeprefix(f"{error.code}: ")
+        return ""
 
 
 class _OfGroup(dict[bool, _Saves]):
@@ -266,12 +280,29 @@ class _OfGroup(dict[bool, _Saves]):
                 self[by_process] = _Saves(CheckpointWriter(self._group(), idle=False, process=by_process))
             return self[by_process]
 
-    def has_failed(self, by_process: bool) -> bool:
-        """Whether the connections of this rank's writer are of no use any more."""
-        return by_process in self and self[by_process].has_failed
+    def is_lost(self, by_process: bool) -> bool:
+        """Whether this rank's writer is of no use any more."""
+        return by_process in self and self[by_process].loss != ""
 
-    def forget(self, by_process: bool) -> None:
-        self.pop(by_process, None)
+    def end(self, by_process: bool, state: _State) -> Error | None:
+        """Ends the writer of all ranks, which is lost on some: the next save has a new one. An error of it that nobody took fails
+        `state`, and is returned."""
+        saves = self.pop(by_process, None)
+        if saves is None:
+            return None
+        try:
+            try:
+                if saves.loss:
+                    warnings.warn(f"{saves.loss}: tessera.torch.async_save goes on with a new writer", stacklevel=3)
+                saves.wait()
+            finally:
+                saves.end()
+        except Error as error:
+            state.fail(_of_earlier(error))
+            return error
+        except BaseException as error:
+            state.fail(error)
+        return None
 
     def wait_for_left(self) -> None:
         """Raises its error if nobody has taken that. Of several ranks the others have to hear of it: later."""
@@ -290,15 +321,13 @@ class _OfGroup(dict[bool, _Saves]):
     def require_taken(self, error: BaseException | None = None) -> None:
         """Throws what the other ranks hear of that, or of another error of an earlier save."""
         error = error or self.untaken
-        if error is None:
-            return
-        said = error_of_ranks({0: error}) if not isinstance(error, Error) else error
-        text = f"{said.code}: an earlier save had failed: {said.text.removeprefix(f'{said.code}: ')}"
-        raise type(said)(text, said.path, said.key, said.offset)
+        if error is not None:
+            raise _of_earlier(error)
 
-    def begin(self, by_process: bool, state: _State, writer: FileSystemWriter) -> Any:
+    def begin(self, by_process: bool, state: _State, writer: FileSystemWriter, earlier: Error | None) -> Any:
+        """`earlier`: an error that is to be raised, of a writer that was ended."""
         pending = self.saves(by_process).begin(state, writer)
-        error, self._left = self.untaken, None
+        error, self._left = self.untaken or earlier, None
         if error is not None:
             pending.add_done_callback(lambda save: save.exception())  # takes it: it is told here
             raise error
@@ -345,6 +374,13 @@ class _OfGroup(dict[bool, _Saves]):
             left.is_taken = True  # it is told here
             raise staged.raised
         return left
+
+
+def _of_earlier(error: BaseException) -> Error:
+    """What the ranks hear of it where it fails a later save."""
+    said = error_of_ranks({0: error}) if not isinstance(error, Error) else error
+    text = f"{said.code}: an earlier save had failed: {said.text.removeprefix(f'{said.code}: ')}"
+    return type(said)(text, said.path, said.key, said.offset)
 
 
 #: Of process groups that are still there.
