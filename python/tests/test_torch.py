@@ -1,5 +1,6 @@
 """What torch saves we load, what we save torch loads: bit for bit."""
 
+import collections
 import warnings
 
 import numpy
@@ -8,6 +9,7 @@ import pytest
 import tessera
 
 torch = pytest.importorskip("torch")
+import tessera.torch  # noqa: E402
 
 
 def dtypes():
@@ -107,6 +109,154 @@ def test_dcp_directories_of_torchs(tmp_path):
     into = {"model": {"w": torch.zeros(2, 3)}, "step": 0}
     dcp.load(into, checkpoint_id=tmp_path / "ours")
     assert torch.equal(into["model"]["w"], state["model"]["w"]) and into["step"] == 3
+
+
+def bits(tensor):
+    """Of what it shows."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def require_same(back, tree, name=""):
+    """Bit for bit, with the containers and the keys."""
+    if isinstance(tree, torch.Tensor):
+        assert (back.dtype, back.shape) == (tree.dtype, tree.shape) and torch.equal(bits(back), bits(tree)), name
+    elif isinstance(tree, (dict, list, tuple)):
+        assert type(back) is type(tree) and len(back) == len(tree), name
+        for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            require_same(back[key], item, f"{name}.{key}")
+    else:
+        assert type(back) is type(tree) and back == tree, name
+
+
+def model_state():
+    tied = torch.arange(12.0).reshape(3, 4)
+    state = {str(dtype): tensor_of(dtype).clone() for dtype in dtypes()}
+    state |= {name: view.detach() for name, view in views().items()}
+    return state | {"tied": tied, "head": tied, "rows": tied[1:], "large": torch.arange(300_000, dtype=torch.int32)}
+
+
+def training():
+    moments = {7: {"step": torch.tensor(3.0), "exp_avg": torch.full((2, 3), 0.5)}, 0: {"step": torch.tensor(2.0)}}
+    groups = [{"lr": 0.1, "betas": (0.9, 0.99), "params": [7, 0]}]
+    return {"model": model_state(), "optim": {"state": moments, "param_groups": groups}, "step": 7, "text": "ü"}
+
+
+def changed(tree):
+    """What a training does after the call."""
+    for value in tree.values():
+        if isinstance(value, dict):
+            changed(value)
+        elif isinstance(value, torch.Tensor):
+            torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage()).fill_(255)
+
+
+def emptied(tree):
+    if isinstance(tree, torch.Tensor):
+        return torch.ones(tree.shape, dtype=tree.dtype)
+    if isinstance(tree, dict):
+        return type(tree)((key, emptied(item)) for key, item in tree.items())
+    return [emptied(item) for item in tree] if isinstance(tree, list) else None
+
+
+def read_by_dcp(path, tree):
+    import torch.distributed.checkpoint as dcp
+
+    into = emptied(tree)
+    dcp.load(into, checkpoint_id=path)
+    return into
+
+
+def read_by_torch(path, tree):
+    back = torch.load(path, weights_only=False)
+    ours, theirs = back["model"], tree["model"]
+    assert ours["head"].data_ptr() == ours["tied"].data_ptr() == ours["rows"].data_ptr() - 16
+    for name, tensor in theirs.items():
+        assert tensor.is_conj() or tensor.is_neg() or ours[name].stride() == tensor.stride(), name
+    return back
+
+
+def read_by_safetensors(path, tree):
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def read_olmos_full(path, tree):
+    return {part: torch.load(path / f"{part}.pt") for part in tree}
+
+
+def read_olmos_new(path, tree):
+    state = {part: value for part, value in tree.items() if part != "train"}
+    return read_by_dcp(path / "model_and_optim", state) | {"train": torch.load(path / "train/rank0.pt")}
+
+
+def read_olmos_legacy(path, tree):
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        back = whole(torch.load(path / "rank0.pt", weights_only=False))
+        return {part: back.pop(part) for part in ("model", "optim")} | {"train": back}
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def whole(tree):
+    """With tensors in the place of those that one rank has sharded."""
+    if isinstance(tree, dict):
+        return type(tree)((key, whole(item)) for key, item in tree.items())
+    if not hasattr(tree, "local_shards"):
+        return tree
+    (shard,) = tree.local_shards()
+    assert list(tree.size()) == shard.metadata.shard_sizes
+    return shard.tensor
+
+
+def without_dtypes(tree, dtypes):
+    tree["model"] = {name: value for name, value in tree["model"].items() if value.dtype not in dtypes}
+    return tree
+
+
+def state_for(kind):
+    if kind.startswith("olmo"):
+        names = ["a.w", "b"]
+        states = {name: {"step": torch.tensor(2.0), "exp_avg": torch.full((2, 3), 0.5)} for name in names}
+        model = collections.OrderedDict({name: torch.arange(6.0).reshape(2, 3) for name in names})
+        groups = [{"lr": 0.1, "params": names, "param_names": names}]
+        return {"model": model, "optim": {"state": states, "param_groups": groups}, "train": {"global_step": 7}}
+    if kind == "torch":
+        return training()
+    # dcp.load cannot copy what has four bits, and safetensors has no name for it.
+    few = {getattr(torch, "float4_e2m1fn_x2", None)}
+    if kind == "dcp":
+        return without_dtypes(training(), few)
+    few |= {torch.complex32, torch.complex128}
+    return without_dtypes(training(), few)["model"]
+
+
+READS = {
+    "dcp": read_by_dcp,
+    "torch": read_by_torch,
+    "safetensors": read_by_safetensors,
+    "olmo-full": read_olmos_full,
+    "olmo-torch-new": read_olmos_new,
+    "olmo-legacy": read_olmos_legacy,
+}
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+@pytest.mark.parametrize("kind", READS)
+@pytest.mark.filterwarnings("ignore")
+def test_torch_loads_what_every_way_in_the_background_writes(kind, process, tmp_path):
+    """checkpoint-rows P-31, P-32: of the call, whatever becomes of the tensors and values afterwards."""
+    if kind == "safetensors":
+        pytest.importorskip("safetensors.torch")
+    with tessera.CheckpointWriter(process=process, idle=False) as writer:
+        for number in range(2):  # into new memory, and into what the first save had
+            tree, path = state_for(kind), tmp_path / f"{number}"
+            pending = writer.save(tree, path, kind=kind, keep_duplicates=kind == "safetensors")
+            changed(tree)
+            tree.clear()
+            pending.result()
+            require_same(READS[kind](path, state_for(kind)), state_for(kind))
 
 
 def test_what_has_no_plain_elements_is_refused_by_its_key(tmp_path):

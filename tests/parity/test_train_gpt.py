@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from programs import PEERS, TESSERA, TRAIN_GPT, free_port, largest_difference, launch, losses, run
 
@@ -260,6 +261,38 @@ def test_pytorch_loads_what_train_gpt_saves(saved, tmp_path, ranks):
     assert report["safetensors"] == {"tensors": parameters, "values": 0}
     assert report["dcp_to_torch"]["tensors"] == 4 * parameters  # weight, exp_avg, exp_avg_sq, step
     assert report["dcp_to_torch"]["values"] == 2 * 12  # two groups
+
+
+@pytest.mark.parametrize("way", ["thread", "process", "overlap"])
+def test_pytorch_loads_what_each_way_in_the_background_saves(train, saved, tmp_path, monkeypatch, way):
+    """checkpoint-rows P-31, P-32: bit for bit what the same training saves while its steps wait."""
+    monkeypatch.setenv("TESSERA_COMMAND", str(TESSERA))
+    train(2, "--steps", "12", "--save", tmp_path / "run", "--save-every", "4", "--async", way)
+    for step in ("step4", "step8", "step12"):
+        ours, waited = (loaded_by_pytorch(run / step, tmp_path / "state.pt") for run in (tmp_path / "run", saved / "run"))
+        assert list(ours) == list(waited) and len(ours) > 4 * 30
+        for name, value in ours.items():
+            assert same_bits(value, waited[name]), (step, name)
+
+
+def loaded_by_pytorch(checkpoint, file):
+    """All that `dcp.load` makes of it, by names."""
+    dcp_to_torch_save(checkpoint, file)
+    return dict(leaves(torch.load(file, weights_only=False)))
+
+
+def leaves(value, name=""):
+    if not isinstance(value, (dict, list)):
+        yield name, value
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from leaves(item, f"{name}.{key}")
+
+
+def same_bits(a, b):
+    if not isinstance(a, torch.Tensor):
+        return type(a) is type(b) and a == b
+    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
 def test_python_goes_on_from_what_train_gpt_saves(single, saved, data, tmp_path):
