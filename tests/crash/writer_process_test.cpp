@@ -18,9 +18,11 @@
 #include "checkpoint/background/job_message.h"
 #include "checkpoint/background/process.h"
 #include "checkpoint/background/snapshot.h"
+#include "checkpoint/background/store_group.h"
 #include "checkpoint/background/testing.h"
 #include "conformance/unprivileged.h"
 #include "five_kinds.h"
+#include "storage/forwarding_store.h"
 #include "tessera/checkpoint_writer.h"
 #include "tessera/run_directory.h"
 
@@ -366,6 +368,45 @@ TEST(WriterProcess, OneThatWasStoppedEndsWithItsWriter) {
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
   EXPECT_THAT(children(), IsEmpty());
+}
+
+// As an object store has it: what was replaced while it was open cannot be read any more.
+class ReplacedSource final : public ByteSource {
+ public:
+  [[nodiscard]] std::uint64_t size() const override { return 8; }
+  void read_at(std::uint64_t /*offset*/, MutableByteView /*out*/) const override {
+    throw Error(ErrorCode::conflict, "the object was replaced or removed while it was open");
+  }
+  [[nodiscard]] const std::string& name() const override { return name_; }
+
+ private:
+  const std::string name_ = "an object that was replaced";
+};
+
+// Of whose signs of life every other one is replaced while it is read.
+class ReplacingStore final : public ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    if (name.starts_with("alive-") && ++opened_ % 2 == 1) return std::make_shared<ReplacedSource>();
+    return ForwardingStore::open(name);
+  }
+
+ private:
+  mutable std::atomic<int> opened_ = 0;
+};
+
+TEST(WriterProcess, ASignOfLifeThatIsReplacedWhileItIsReadIsOne) {
+  const auto meeting = std::make_shared<ReplacingStore>(memory_store());
+  const auto meet = [&](int rank) {
+    auto group = make_store_group(meeting, rank, 2, 2000ms);
+    if (rank == 1) std::this_thread::sleep_for(300ms);
+    EXPECT_NO_THROW((void)group->all_gather({}));
+    end_meeting(std::move(group));
+  };
+  std::thread other([&] { meet(1); });
+  meet(0);
+  other.join();
 }
 
 // Somebody else's, of which nobody can tell whether it is at work.

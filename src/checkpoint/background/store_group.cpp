@@ -179,9 +179,14 @@ class StoreGroup final : public Group {
     (void)failure_of([&] { is_there = meeting_->exists(name); });
     return is_there;
   }
+  // Null also for what is replaced while it is read, as signs of life are: the next look has it.
   [[nodiscard]] std::optional<Bytes> look(const std::string& name) const {
-    const auto source = open_if_there(*meeting_, name);
-    return source ? std::optional(read_all(*source, kMostBytes)) : std::nullopt;
+    std::optional<Bytes> found;
+    const auto failure = failure_of([&] {
+      if (const auto source = open_if_there(*meeting_, name)) found = read_all(*source, kMostBytes);
+    });
+    if (failure && failure->code() != ErrorCode::conflict) throw Error(*failure);
+    return found;
   }
 
   void nap(const std::stop_token& stop, milliseconds time) const {
