@@ -63,10 +63,10 @@ using SaveDone = std::function<void(const PendingSave& save)>;
 // What save() does while an earlier save is under way: one at a time has the arena.
 enum class IfBusy : std::uint8_t {
   wait,  // until that one is decided and its callback has returned
-  // The new one is `limit`, by its result(). To skip it, drop the handle where staged() is false:
-  // nobody throws this `limit` later. One process decides at once, without a callback. Of several
-  // ranks one that refuses makes the save of all `limit`, once all have come to it, and a note of
-  // the log says so.
+  // The new one is `limit`, by its result(). To skip it, drop the handle where staged() is false
+  // behind await_staged(): nobody throws this `limit` later. One process decides at once, without a
+  // callback. Of several ranks one that refuses makes the save of all `limit`, once all have come
+  // to it, and a note of the log says so.
   refuse,
 };
 
@@ -77,7 +77,8 @@ enum class Overlap : std::uint8_t {
   never,
   // The first saves are done both ways, three each, and measured: the time from one step of
   // tessera::AdamW to the next. Later ones take the way that cost less; a note of the log says
-  // which. Each rank decides for itself.
+  // which. Each rank decides for itself. Once something has changed what was saved before the step
+  // that followed, or a save was `conflict` for that, they wait.
   measured,
   always,
 };
@@ -87,7 +88,8 @@ struct SteadyMemory {
   // Whether the bytes of a storage of the tree are such. Called by save(). Null: none are.
   std::function<bool(const Storage& storage)> has = {};
   // Throws an Error if some were changed after all: the save fails then on all ranks. Called when
-  // all is copied, by a thread of the writer. Null: nobody can tell.
+  // all is copied, by a thread of the writer, and with Overlap::measured where the next step of
+  // tessera::AdamW begins, also when the save has ended. Null: nobody can tell.
   std::function<void()> require_unchanged = {};
   // Whether all that changes it waits for the copy by itself. If not, Overlap::always has to be
   // asked for, and nothing is written before the caller comes by: by await_staged(), by another

@@ -17,11 +17,14 @@ namespace [[gnu::visibility("default")]] tessera {
 
 // Saves what save() of training_state.h would save at this moment, by CheckpointWriter::save():
 // when it returns, parameters, optimizer and values may change. But for saves that are copied
-// beside the next step (WriterOptions::overlap; by default where that costs less, and every
-// optimizer is a tessera::AdamW): parameters and moments may then change by steps of that optimizer
-// and by what else Tessera does, which wait, and by others behind PendingSave::await_staged(). Who
-// changes a parameter before makes the save `conflict`; writes through data_ptr(), which libtorch
-// does not see, nobody can tell.
+// beside the next step (WriterOptions::overlap; by default where that costs less, every optimizer
+// is a tessera::AdamW, and they have all parameters that train): parameters and moments may then
+// change by steps of these optimizers and by what else Tessera does, which wait, and by others
+// behind PendingSave::await_staged(). Who changes them before makes the save `conflict`. What
+// libtorch does not count, nobody can tell: writes through data_ptr(), through a tensor of data(),
+// and by collectives in place, Mesh::all_reduce_sum() among them. The step that follows a save
+// compares, too: where parameters have changed by then, saves wait for their copy from then on,
+// unless Overlap::always is asked for.
 //
 // The ranks agree on the tree first, over `group`, and throw here what save() throws for it;
 // nothing is saved then. The group has the ranks of the writer's, and is another one:

@@ -25,7 +25,10 @@ struct WatchEntry {
   std::uint64_t number = 0;
   MadeHere made_here = {};
   std::optional<Clock::time_point> before = {}, after = {};
+  std::function<void()> ask = {};
+  bool has_failed = false;
 };
+using Question = std::pair<std::uint64_t, std::function<void()>>;  // of the watch with the number
 
 // Is there until the process ends: threads may work on behind the end of main().
 struct CopyTable {
@@ -57,6 +60,25 @@ void pass(const std::shared_ptr<CopyState>& copy) {
   const std::lock_guard lock(copy->mutex);
   if (const auto then = std::exchange(copy->then, nullptr)) then();
   forget(copy);
+}
+
+WatchEntry* watch_of(std::uint64_t number) {  // with the mutex held
+  const auto found = std::ranges::find(table.watches, number, &WatchEntry::number);
+  return found == table.watches.end() ? nullptr : &*found;
+}
+
+// Of all watches that have not heard of a step: each is asked once.
+std::vector<Question> note_step(Clock::time_point now) {
+  std::vector<Question> questions;
+  const std::lock_guard lock(table.mutex);
+  for (WatchEntry& watch : table.watches) {
+    if (!watch.after) watch.after = now;
+    if (auto ask = std::exchange(watch.ask, {}); ask && watch.made_here)
+      questions.emplace_back(watch.number, std::move(ask));
+  }
+  table.last_step = now;
+  table.stepped_here = MadeHere();
+  return questions;
 }
 
 }  // namespace
@@ -93,34 +115,43 @@ void await_copies() {
 
 void begin_step() {
   await_copies();
-  const auto now = Clock::now();
-  const std::lock_guard lock(table.mutex);
-  for (WatchEntry& watch : table.watches) {
-    if (!watch.after) watch.after = now;
+  for (const auto& [number, ask] : note_step(Clock::now())) {
+    try {
+      ask();
+    } catch (...) {
+      const std::lock_guard lock(table.mutex);
+      if (WatchEntry* const watch = watch_of(number)) watch->has_failed = true;
+    }
   }
-  table.last_step = now;
-  table.stepped_here = MadeHere();
 }
 
-StepWatch::StepWatch()
-    : number_([] {
+StepWatch::StepWatch(std::function<void()> ask)
+    : number_([&ask] {
         const std::lock_guard lock(table.mutex);
         WatchEntry entry{.number = ++table.last_watch};
         if (table.stepped_here) entry.before = table.last_step;
-        table.watches.push_back(entry);
+        entry.ask = std::move(ask);
+        table.watches.push_back(std::move(entry));
         return table.last_watch;
       }()) {}
 
 StepWatch::~StepWatch() {
+  std::function<void()> unasked;  // goes when the mutex is free
   const std::lock_guard lock(table.mutex);
+  unasked = std::exchange(watch_of(number_)->ask, {});
   std::erase_if(table.watches, [this](const WatchEntry& watch) { return watch.number == number_; });
 }
 
 std::optional<std::chrono::nanoseconds> StepWatch::between() const {
   const std::lock_guard lock(table.mutex);
-  const auto found = std::ranges::find(table.watches, number_, &WatchEntry::number);
-  if (!found->made_here || !found->before || !found->after) return std::nullopt;
-  return *found->after - *found->before;
+  const WatchEntry& watch = *watch_of(number_);
+  if (!watch.made_here || !watch.before || !watch.after) return std::nullopt;
+  return *watch.after - *watch.before;
+}
+
+bool StepWatch::has_failed() const {
+  const std::lock_guard lock(table.mutex);
+  return watch_of(number_)->has_failed;
 }
 
 }  // namespace tessera

@@ -44,13 +44,16 @@ void begin_step();
 // threads may ask it, and a child of fork() hears of its own steps alone.
 class StepWatch {
  public:
-  StepWatch();
+  // `ask`: called once, when that step begins, on its thread. What it throws goes no further.
+  explicit StepWatch(std::function<void()> ask = {});
   ~StepWatch();
   StepWatch(const StepWatch&) = delete;
   StepWatch& operator=(const StepWatch&) = delete;
 
   // None: one of the two has not begun.
   [[nodiscard]] std::optional<std::chrono::nanoseconds> between() const;
+  // Whether `ask` has thrown.
+  [[nodiscard]] bool has_failed() const;
 
  private:
   const std::uint64_t number_;

@@ -490,6 +490,7 @@ void AdamW::set_state(std::size_t group, std::size_t index, const AdamWState& st
 }
 void AdamW::make_state() {
   torch::NoGradGuard no_grad;
+  await_copies();
   for (auto& group : impl_->groups) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) {
       if (group.parameters[i].local.requires_grad())

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -81,14 +82,24 @@ class SteadyTensors {
       steady_.add(range_of(parameter.local));
       auto path = below(place, kModel);
       path.emplace_back(parameter.name());
-      watched_.push_back({dotted(path), parameter.local, parameter.local._version()});
+      watched_.push_back({dotted(path), counter_of(parameter.local), parameter.local._version()});
+      if (parameter.local.requires_grad()) trained_.insert(parameter.local.unsafeGetTensorImpl());
     }
     for (const auto& buffer : model.get().buffers()) {
       if (buffer.defined() && buffer.has_storage()) moving_.add(range_of(buffer));
     }
   }
-  void add_moments(const std::vector<at::Tensor>& moments) {
-    for (const auto& moment : moments) steady_.add(range_of(moment));
+  void add_moments(const Path& place, const std::vector<at::Tensor>& moments) {
+    for (const auto& moment : moments) {
+      if (moment.is_inference()) continue;
+      steady_.add(range_of(moment));
+      watched_.push_back({dotted(below(place, kOptim)), counter_of(moment), moment._version()});
+    }
+  }
+  void add_awaited(const std::vector<std::vector<at::Tensor>>& groups) {
+    for (const auto& group : groups) {
+      for (const auto& parameter : group) awaited_.insert(parameter.unsafeGetTensorImpl());
+    }
   }
   void add_values(const Value& values) {
     for (const auto& leaf : leaves_of(values)) {
@@ -107,9 +118,14 @@ class SteadyTensors {
     const auto range = range_of(storage);
     return storage.size > 0 && steady_.cover(range) && !moving_.meet(range);
   }
+  // What no optimizer of the state trains, another one may.
+  [[nodiscard]] bool is_all_awaited() const {
+    return std::ranges::all_of(trained_,
+                               [&](const auto* tensor) { return awaited_.contains(tensor); });
+  }
   void require_unchanged() const {
-    for (const auto& [name, tensor, version] : watched_) {
-      if (tensor._version() == version) continue;
+    for (const auto& [name, counter, version] : watched_) {
+      if (counter.current_version() == version) continue;
       throw Error(ErrorCode::conflict,
                   "was changed while a save in the background copied it: what is not a step of "
                   "tessera::AdamW has to call PendingSave::await_staged() before "
@@ -119,12 +135,19 @@ class SteadyTensors {
   }
 
  private:
+  // A tensor's count of changes, which is that of all views of it: nothing holds the tensor.
   struct Watched {
     std::string name;
-    at::Tensor tensor;
+    c10::VariableVersion counter;
     std::uint32_t version;
   };
+  using Tensors = std::unordered_set<const c10::TensorImpl*>;
+  static c10::VariableVersion counter_of(const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->version_counter();
+  }
+
   Ranges steady_, moving_;
+  Tensors trained_, awaited_;  // to be compared before tensors end
   std::vector<Watched> watched_;
 };
 
@@ -138,9 +161,12 @@ SteadyMemory steady_memory(const TrainingState& state) {
     tensors->add_values(one.values);
     tensors->add_values(one.rank_values);
     const auto moments = one.optimizer() ? one.optimizer()->access().awaited_state() : std::nullopt;
-    if (moments) tensors->add_moments(*moments);
     is_awaited = is_awaited && moments.has_value();
+    if (!moments) continue;
+    tensors->add_moments(place, *moments);
+    tensors->add_awaited(one.optimizer()->access().parameters());
   }
+  is_awaited = is_awaited && tensors->is_all_awaited();
   tensors->sort();
   return {.has = [tensors](const Storage& storage) { return tensors->has(storage); },
           .require_unchanged = [tensors] { tensors->require_unchanged(); },

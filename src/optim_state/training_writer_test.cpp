@@ -5,17 +5,26 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "base/copies.h"
 #include "conformance/temporary_directory.h"
 #include "fsdp/testing/test_training.h"
 #include "optim_state/steady.h"
 #include "optim_state/testing.h"
+#include "tessera/collectives.h"
 #include "tessera/error.h"
+#include "tessera/fsdp.h"
+#include "tessera/optimizer_in_backward.h"
 #include "tessera/verify.h"
 #include "torch/testing.h"
 
@@ -157,6 +166,92 @@ TEST(TrainingWriter, OtherOptimizersAreNotOverlappedUnasked) {
   EXPECT_FALSE(detail::steady_memory(TrainingState(net, adam)).is_awaited);
   EXPECT_FALSE(detail::steady_memory(TrainingState(net)).is_awaited);
   EXPECT_TRUE(detail::steady_memory(TrainingState(net, own)).is_awaited);
+}
+
+// Another optimizer may train what those of the state do not, and would not wait.
+TEST(TrainingWriter, ParametersOfNoOptimizerAreNotOverlappedUnasked) {
+  torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+  AdamW optimizer({sharded_parameters(net).at(0), sharded_parameters(net).at(1)});
+  const TrainingState state(net, optimizer);
+  EXPECT_FALSE(detail::steady_memory(state).is_awaited);
+  for (auto& frozen : net[1]->parameters()) frozen.requires_grad_(false);
+  EXPECT_TRUE(detail::steady_memory(state).is_awaited);
+}
+
+// A forward that writes to the weights, of which libtorch does what PyTorch does: saves wait by
+// themselves, and none is lost.
+TEST(TrainingWriter, WeightsThatAForwardChangesAreNotOverlappedUnasked) {
+  torch::nn::Embedding net(torch::nn::EmbeddingOptions(8, 4).max_norm(0.5));
+  AdamW optimizer(sharded_parameters(net), AdamWOptions{.lr = 0.1});
+  CheckpointWriter writer(prompt(Overlap::measured));
+  const TemporaryDirectory run;
+  for (int step = 0; step < 12; ++step) {
+    net(torch::arange(8)).sum().backward();
+    optimizer.step();
+    const auto steady = detail::steady_memory(TrainingState(net, optimizer));
+    const auto place = run.path() + "/" + std::to_string(step);
+    const auto pending = save(writer, TrainingState(net, optimizer), place);
+    EXPECT_TRUE(pending.staged()) << step;
+    net(torch::arange(8));
+    EXPECT_THROW(steady.require_unchanged(), Error);
+    pending.result();
+  }
+}
+
+TEST(TrainingWriter, MomentsThatChangeAreNoticed) {
+  torch::nn::Linear net(2, 3);
+  AdamW optimizer(sharded_parameters(net));
+  optimizer.make_state();
+  const auto steady = detail::steady_memory(TrainingState(net, optimizer));
+  steady.require_unchanged();
+  const torch::NoGradGuard no_grad;
+  const at::Tensor moments = optimizer.state(0, 0).exp_avg;
+  moments.add_(1);
+  EXPECT_THROW(steady.require_unchanged(), Error);
+}
+
+// Whether `write` ends no earlier than a copy that is under way.
+bool waits_for_copies(const std::function<void()>& write) {
+  std::optional<CopyUnderWay> copy(std::in_place);
+  std::atomic<bool> has_written = false;
+  std::thread writer([&] {
+    write();
+    has_written = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const bool waits = !has_written;
+  copy.reset();
+  writer.join();
+  return waits;
+}
+
+TEST(TrainingWriter, WhatWritesToParametersOrMomentsWaits) {
+  torch::nn::Linear net(2, 3);
+  AdamW adam(sharded_parameters(net));
+  EXPECT_TRUE(waits_for_copies([&] { adam.make_state(); }));
+  EXPECT_TRUE(waits_for_copies([&] { adam.step(); }));
+  EXPECT_TRUE(waits_for_copies([&] { adam.set_state(0, 0, adam.state(0, 0)); }));
+  apply_optimizer_in_backward(sharded_parameters(net), [](std::vector<torch::Tensor> tensors) {
+    return std::make_unique<torch::optim::SGD>(std::move(tensors), 0.1);
+  });
+  EXPECT_TRUE(waits_for_copies([&] { net(torch::ones({1, 2})).sum().backward(); }));
+}
+
+TEST(TrainingWriter, UnitsAndBroadcastsThatWriteToParametersWait) {
+  run_mesh(2, [](Mesh& mesh) {
+    torch::nn::Linear net(2, 4);
+    fully_shard(net, mesh);
+    net->weight.set_data(torch::full({4, 2}, 3.0F));  // in the place of the whole parameter
+    EXPECT_TRUE(waits_for_copies([&] {
+      const torch::NoGradGuard no_grad;
+      net->forward(torch::ones({1, 2}));
+    }));
+    const auto local = sharded_parameters(net).at(0).local;
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE((local == 3).all().item<bool>());
+    auto values = torch::full({4}, static_cast<float>(mesh.rank()));
+    EXPECT_EQ(waits_for_copies([&] { broadcast(values, 0, mesh); }), mesh.rank() == 1);
+  });
 }
 
 // Buffers change in the next forward, and the program's tensors whenever it likes.

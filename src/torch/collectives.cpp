@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/copies.h"
 #include "base/process.h"
 #include "comm/whereabouts.h"
 #include "tessera/error.h"
@@ -134,7 +135,9 @@ void broadcast(const torch::Tensor& tensor, int src, const Mesh& mesh) {
   c10d::BroadcastOptions options;
   options.rootRank = src;
   run_collective(state, call, [&](auto& group) { return group.broadcast(tensors, options); });
-  if (mesh.rank() != src) tensor.copy_(values);
+  if (mesh.rank() == src) return;
+  await_copies();
+  tensor.copy_(values);
 }
 
 void barrier(const Mesh& mesh) {

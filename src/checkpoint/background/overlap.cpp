@@ -21,8 +21,18 @@ double median_seconds(std::vector<std::chrono::nanoseconds> times) {
 
 void OverlapChoice::note_last() {
   if (!watch_) return;
-  if (const auto time = watch_->between()) taken_.at(was_beside_ ? 1 : 0).push_back(*time);
+  const auto time = watch_->between();
+  if (counts_ && time) taken_.at(was_beside_ ? 1 : 0).push_back(*time);
+  if (watch_->has_failed()) note_change();
   watch_.reset();
+}
+
+void OverlapChoice::note_change() {
+  if (!is_measured_ || how_ == Overlap::never) return;
+  how_ = Overlap::never;
+  log(LogLevel::info,
+      "saves in the background wait for their copy from now on: what they save changes between a "
+      "save and the next step of the optimizer");
 }
 
 void OverlapChoice::choose() {
@@ -37,15 +47,14 @@ void OverlapChoice::choose() {
           waiting, beside));
 }
 
-bool OverlapChoice::is_beside_step() {
-  if (how_ == Overlap::measured) {
-    note_last();
-    if (taken_[0].size() >= kMeasuredEach && taken_[1].size() >= kMeasuredEach) choose();
-  }
+bool OverlapChoice::is_beside_step(std::function<void()> require_unchanged) {
+  note_last();
+  const bool is_known = taken_[0].size() >= kMeasuredEach && taken_[1].size() >= kMeasuredEach;
+  if (how_ == Overlap::measured && is_known) choose();
   if (how_ != Overlap::measured) return how_ == Overlap::always;
-  if (std::exchange(is_first_, false)) return false;
-  was_beside_ = taken_[1].size() < taken_[0].size();
-  watch_.emplace();
+  counts_ = !std::exchange(is_first_, false);
+  was_beside_ = counts_ && taken_[1].size() < taken_[0].size();
+  watch_.emplace(std::move(require_unchanged));
   return was_beside_;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -11,14 +12,18 @@
 
 namespace tessera {
 
-// Of one writer. One thread uses it at a time.
+// Of one writer. One thread uses it at a time. A program that changes between a save and the next
+// step what it saves has its saves wait, unless it asks for Overlap::always.
 class OverlapChoice {
  public:
-  explicit OverlapChoice(Overlap how) : how_(how) {}
+  explicit OverlapChoice(Overlap how) : is_measured_(how == Overlap::measured), how_(how) {}
 
   // For a save that begins now. While it measures, the first save counts for nothing, since it
   // makes the arena, and neither does one that has no step of an optimizer before it and behind it.
-  [[nodiscard]] bool is_beside_step();
+  // `require_unchanged`: throws if what is saved was changed meanwhile; null: nobody can tell.
+  [[nodiscard]] bool is_beside_step(std::function<void()> require_unchanged = {});
+  // What was copied beside a step was changed meanwhile.
+  void note_change();
 
  private:
   using Times = std::vector<std::chrono::nanoseconds>;
@@ -26,11 +31,13 @@ class OverlapChoice {
   void note_last();
   void choose();
 
+  const bool is_measured_;
   Overlap how_;
   bool is_first_ = true;
   std::array<Times, 2> taken_;      // by a step with a save that waited, and with one that did not
-  std::optional<StepWatch> watch_;  // of the last save that counts
-  bool was_beside_ = false;         // how that one was done
+  std::optional<StepWatch> watch_;  // of the last save,
+  bool counts_ = false;             // whether that one counts,
+  bool was_beside_ = false;         // and how it was done
 };
 
 }  // namespace tessera

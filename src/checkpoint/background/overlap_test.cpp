@@ -18,6 +18,8 @@
 #include "checkpoint/background/testing.h"
 #include "comm/confer.h"
 #include "comm/testing.h"
+#include "tessera/restore.h"
+#include "tessera/tensor_view.h"
 
 namespace tessera {
 namespace {
@@ -208,26 +210,55 @@ TEST(Overlap, TheEndOfTheWriterComesBy) {
   EXPECT_THAT(floats_at(store, "w"), ElementsAre(1, 2));
 }
 
-// Whatever of the library writes to tensors.
-TEST(Overlap, LoadsWaitForIt) {
+// Whatever of the library writes to tensors, here to "x".
+void expect_waiting(const std::function<void(Value& target, const Location& other)>& write) {
   const auto other = memory_store();
   save(Value::dict({{"x", numbers(2, 5)}}), other);
   SlowTree slow(1);
   CheckpointWriter writer(always());
   const PendingSave pending = writer.save(slow.tree, memory_store(), {}, {}, SlowTree::steady());
   Value target = Value::dict({{"x", numbers(2, 0)}});
-  std::atomic<bool> is_loaded = false;
-  std::thread loader([&] {
-    load(target, other);
-    is_loaded = true;
-  });
+  std::thread thread([&] { write(target, other); });
   slow.gate->await_somebody();
   std::this_thread::sleep_for(20ms);
-  EXPECT_FALSE(is_loaded);
+  EXPECT_THAT(floats(target.at("x").as_tensor()), ElementsAre(0, 1));
   slow.gate->open();
-  loader.join();
-  EXPECT_THAT(floats(target.at("x").as_tensor()), ElementsAre(5, 6));
+  thread.join();
+  EXPECT_NE(floats(target.at("x").as_tensor()).at(0), 0);
   pending.result();
+}
+
+TEST(Overlap, LoadsWaitForIt) {
+  expect_waiting([](Value& target, const Location& other) { load(target, other); });
+}
+
+TEST(Overlap, ReadsWaitForIt) {
+  expect_waiting([](Value& target, const Location& other) {
+    const auto x = TensorView::of(elements_of(target, "x"), DType::float32, {2});
+    (void)Checkpoint::open(other).read("x", x);
+  });
+}
+
+TEST(Overlap, SpoilingWaitsForIt) {
+  expect_waiting([](Value& target, const Location& /*other*/) {
+    (void)spoiled(target, Error(ErrorCode::corrupt, "a test"));
+  });
+}
+
+// What hears that all is copied may end the writer and what it wrote over.
+TEST(Overlap, ItsThreadHasNothingOfTheWriterBehindIt) {
+  for (int i = 0; i < 300; ++i) {
+    SlowTree slow(1);
+    slow.gate->open();
+    std::weak_ptr<Group> left;
+    {
+      std::shared_ptr<Group> group = solo_group();
+      left = group;
+      CheckpointWriter writer(std::move(group), always());
+      (void)writer.save(slow.tree, memory_store(), {}, {}, SlowTree::steady());
+    }
+    ASSERT_TRUE(left.expired());
+  }
 }
 
 // A child has no thread that copies.
@@ -273,6 +304,39 @@ TEST(Overlap, MeasuresBothWaysAndTakesTheCheaper) {
                 ElementsAre(false, false, true, false, true, false, true));
     EXPECT_THAT(std::vector<bool>(ways.begin() + 7, ways.end()), Each(is_beside_cheaper));
   }
+}
+
+// As an embedding with max_norm does in its forward, or an evaluation with averaged weights.
+TEST(Overlap, WhatChangesBeforeTheNextStepIsNotCopiedBesideIt) {
+  OverlapChoice choice(Overlap::measured);
+  for (int i = 0; i < 10; ++i) {
+    begin_step();
+    EXPECT_FALSE(choice.is_beside_step([] { throw Error(ErrorCode::conflict, "was changed"); }));
+  }
+  OverlapChoice always(Overlap::always);
+  always.note_change();
+  EXPECT_TRUE(always.is_beside_step());
+}
+
+// It may begin to change when all was steady at first. One save is lost then, not every other one.
+TEST(Overlap, BehindAConflictSavesWait) {
+  Value tree = Value::dict({{"w", numbers(4, 1)}});
+  CheckpointWriter writer(prompt());
+  const auto here = std::this_thread::get_id();
+  int conflicts = 0;
+  for (int i = 0; i < 12; ++i) {
+    begin_step();
+    const auto pending = writer.save(tree, memory_store(), {}, {},
+                                     {.has = [](const Storage& /*storage*/) { return true; },
+                                      .require_unchanged =
+                                          [here] {
+                                            if (std::this_thread::get_id() != here)
+                                              throw Error(ErrorCode::conflict, "changed");
+                                          },
+                                      .is_awaited = true});
+    if (failure_of([&] { pending.result(); })) ++conflicts;
+  }
+  EXPECT_EQ(conflicts, 1);
 }
 
 TEST(Overlap, WithoutStepsItWaits) {

@@ -233,41 +233,53 @@ void BackgroundWriter::stage(Job& job, const Value& tree) {
   const bool is_paced = options_.rate > 0 && !process_;  // a process reads at a pace by itself
   const auto pace = is_paced ? std::make_shared<Pace>(options_.rate) : nullptr;
   const bool may_be = options_.overlap == Overlap::always || job.steady.is_awaited;
-  const bool is_wanted = job.steady.has && may_be && overlap_.is_beside_step();
+  const bool is_wanted =
+      job.steady.has && may_be && overlap_.is_beside_step(job.steady.require_unchanged);
   job.tree = snapshot.take(arena_, options_.threads, pace,
                            is_wanted ? job.steady.has : std::function<bool(const Storage&)>());
   job.copied = Clock::now();
   job.is_beside_step = snapshot.has_rest();
 }
 
-// What its caller has is free then, and whoever waits for that goes on.
+// What its caller has is free then.
 void BackgroundWriter::end_staging(Job& job, std::optional<Error> failure) {
   job.snapshot.reset();
   job.steady = {};
   if (!failure && process_) failure = failure_of([&] { hand_over(job); });
   if (failure) job.failure = std::move(failure);
-  job.outcome->end_staging(!job.failure);
+}
+
+// Who hears that all is copied may end the writer: this thread has nothing of it then.
+void BackgroundWriter::settle(std::shared_ptr<BackgroundWriter> self, std::shared_ptr<Job> job,
+                              std::optional<Error> failure) {
+  if (failure && failure->code() == ErrorCode::conflict) self->overlap_.note_change();
+  self->end_staging(*job, std::move(failure));
+  const auto outcome = job->outcome;
+  const bool is_staged = !job->failure;
+  job.reset();
+  self.reset();
+  outcome->end_staging(is_staged);
 }
 
 // A thread for each save: that of the writer runs where no other does, and cannot leave that.
 // Where nobody waits before memory changes, its caller is asked when it comes by: then no operation
 // of its own is half done. Nothing is written before.
-void BackgroundWriter::stage_rest(const std::shared_ptr<Job>& job) {
-  const auto copy = std::make_shared<CopyUnderWay>();
-  job->outcome->set_copy(copy);
-  const auto work = [self = shared_from_this(), job, copy] {
+void BackgroundWriter::stage_rest(const std::shared_ptr<Job>& caller_job) {
+  auto copy = std::make_shared<CopyUnderWay>();
+  caller_job->outcome->set_copy(copy);
+  auto work = [self = shared_from_this(), job = caller_job, copy]() mutable {
     auto failure = failure_of([&] { job->snapshot->take_rest(self->options_.threads); });
     job->copied = Clock::now();
     const auto require_unchanged = job->steady.require_unchanged;
     if (!failure && !job->steady.is_awaited && require_unchanged) {
-      copy->end([self, job, require_unchanged] {
-        self->end_staging(*job, failure_of(require_unchanged));
+      copy->end([self = std::move(self), job = std::move(job), require_unchanged]() mutable {
+        settle(std::move(self), std::move(job), failure_of(require_unchanged));
       });
       return;
     }
     if (!failure && require_unchanged) failure = failure_of(require_unchanged);
     copy->end(nullptr);
-    self->end_staging(*job, std::move(failure));
+    settle(std::move(self), std::move(job), std::move(failure));
   };
   try {
     std::thread(work).detach();
@@ -295,6 +307,7 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
   } else {
     if (job->failure) unable = job->failure;
     end_staging(*job, std::move(unable));
+    job->outcome->end_staging(!job->failure);
   }
   job->handed_over = Clock::now();
   {

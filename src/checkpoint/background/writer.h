@@ -110,6 +110,8 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   [[nodiscard]] std::optional<Error> turn_of(Job& job);
   void stage(Job& job, const Value& tree);
   void stage_rest(const std::shared_ptr<Job>& job);
+  static void settle(std::shared_ptr<BackgroundWriter> self, std::shared_ptr<Job> job,
+                     std::optional<Error> failure);
   void end_staging(Job& job, std::optional<Error> failure);
   void start_process();
   void hand_over(const Job& job);

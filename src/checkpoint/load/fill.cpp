@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/copies.h"
 #include "base/parallel.h"
 #include "base/recent_blocks.h"
 #include "checkpoint/load/jobs.h"
@@ -398,6 +399,7 @@ Error spoiled(const std::vector<Filling>& fillings, const Error& failure) {
 }
 
 Error spoiled(const Value& tree, const Error& failure) {
+  await_copies();
   Spoiler spoiler;
   for (const Leaf& leaf : leaves_of(tree)) {
     if (leaf.value.is(Value::Kind::tensor)) spoiler.add(leaf.value);

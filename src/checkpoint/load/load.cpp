@@ -404,6 +404,7 @@ IoReport Checkpoint::read_many(const std::vector<ReadRequest>& requests,
   FillJob job{fillings, owners, options.threads,    nullptr,
               counters, meter,  buffers.window / 2, buffers.tile};
   job.shared = options.memory / 4;
+  await_copies();
   fill_all(job);
   meter.finish();
   return counters.report();

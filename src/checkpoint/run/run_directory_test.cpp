@@ -430,8 +430,9 @@ TEST(Retain, WhatCannotBeJudgedStays) {
       return ForwardingStore::open(name);
     }
   };
-  const auto store = std::make_shared<Deaf>(memory_store());
-  save_steps(store, {1, 2, 3});
+  const auto saved = memory_store();
+  save_steps(saved, {1, 2, 3});
+  const auto store = std::make_shared<Deaf>(saved);
   const RetentionReport report = retain(store, run_checkpoint(store, 3), {.sharded = 2});
   EXPECT_THAT(report.removed, IsEmpty());
   ASSERT_EQ(report.warnings.size(), 1U);

@@ -70,7 +70,9 @@ class SavedTraining {
   }
 
  private:
-  [[nodiscard]] std::string place(int step) const { return run_.path() + "/" + std::to_string(step); }
+  [[nodiscard]] std::string place(int step) const {
+    return run_.path() + "/" + std::to_string(step);
+  }
 
   Mesh& mesh_;
   const TemporaryDirectory run_;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/copies.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -55,6 +56,7 @@ class Step : public torch::autograd::PostAccumulateGradHook {
         group_(replace_parameter(*optimizer_, parameter, same_)) {}
   void operator()(const torch::autograd::Variable& parameter) override {
     const torch::NoGradGuard no_grad;
+    await_copies();
     same_.set_data(parameter.detach());
     same_.mutable_grad() = parameter.grad();
     optimizer_->step();

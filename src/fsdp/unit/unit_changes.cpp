@@ -139,6 +139,7 @@ void Unit::adopt_full(std::size_t param) {
   const auto& full = params_[param].full;
   const auto home = store_->full(param);
   require_home(full, home, param);
+  await_copies();
   whole().take_own(param, full.detach(), shard());
   replace_data(full, home);
 }
