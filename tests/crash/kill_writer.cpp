@@ -36,6 +36,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/confer.h"
 #include "five_kinds.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
@@ -183,15 +184,13 @@ int train(const Run& run, Group& group, int rank) {
     if (run.how == How::throwing && rank == run.victim)
       second.tree.at("model").at("a.w").as_tensor().pieces.at(0).storage->size = 1;
     const PendingSave pending = stage(writer, run, second, rank);
-    const Error* failure = nullptr;
-    try {
+    const auto failure = failure_of([&] {
       pending.result();
       ++board->complete;
-    } catch (const Error& error) {
-      failure = &error;
-    }
+    });
     ++board->heard;
-    return failure == nullptr || run.how != How::staged ? 0 : 1;
+    if (failure && run.how == How::staged) throw Error(*failure);
+    return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
     return 1;
