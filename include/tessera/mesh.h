@@ -23,7 +23,7 @@ struct MeshOptions {
   // The device where parameters live and compute runs. Unset: CUDA device LOCAL_RANK if libtorch
   // has CUDA and the machine has a device, else the CPU.
   std::optional<torch::Device> device;
-  // How long a collective may take before its peers count as lost.
+  // How long a collective may take before its peers count as lost, and a TCPStore to answer a call.
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
   int gloo_threads = 2;  // that run its collectives; one is markedly slower than two
   // Collectives of a mesh on the CPU go through shared memory if all its ranks are on one host and
@@ -65,7 +65,7 @@ class Mesh {
   // PMI (PMI_RANK, PMI_SIZE), or srun (SLURM_PROCID, ... of a job step). If none of them says
   // anything, the mesh is one rank alone. Several ranks meet at MASTER_ADDR and MASTER_PORT, which
   // only torchrun sets by itself. May be called again. Throws `invalid_argument` naming a wrong or
-  // missing variable, `timeout` if peers do not come, `io` if the port is taken. Collective.
+  // missing variable, `timeout` if peers or store stay away, `io` for a taken port. Collective.
   [[nodiscard]] static Mesh from_environment(const MeshOptions& options = {});
 
   [[nodiscard]] int rank() const noexcept;

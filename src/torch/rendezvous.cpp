@@ -16,6 +16,7 @@
 #include "base/process.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
+#include "torch/deadline_store.h"
 #include "torch/torch_group.h"
 
 namespace tessera {
@@ -36,12 +37,12 @@ void require_meeting_place(const LaunchedRank& launched) {
 // The store that a launcher's variables lead to.
 struct MeetingPlace {
   std::string address;  // of the store, and this rank
-  c10::intrusive_ptr<c10d::TCPStore> store;
+  c10::intrusive_ptr<c10d::Store> store;
 };
 
 // Never closed: a rank that is done with its mesh may serve another one's next.
 MeetingPlace& meeting_place(const std::string& address,
-                            const std::function<c10::intrusive_ptr<c10d::TCPStore>()>& open) {
+                            const std::function<c10::intrusive_ptr<c10d::Store>()>& open) {
   static std::mutex mutex;
   static auto& places = *new std::list<MeetingPlace>;
   const std::lock_guard lock(mutex);
@@ -144,14 +145,17 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launc
   store.waitWorkers = !agent;
   store.timeout = deadline;
   survive_broken_pipes();
+  const auto address = host + ":" + std::to_string(store.port);
   // A child of fork() has none of its parent's connections.
-  auto& place = meeting_place(
-      host + ":" + std::to_string(store.port) + " " + std::to_string(rank) + "/" +
-          std::to_string(size) + " " + std::to_string(process_number()),
-      [&] {
-        return communicate("meeting the other ranks",
-                           [&] { return c10::make_intrusive<c10d::TCPStore>(host, store); });
-      });
+  auto& place = meeting_place(address + " " + std::to_string(rank) + "/" + std::to_string(size) +
+                                  " " + std::to_string(process_number()),
+                              [&] {
+                                return communicate("meeting the other ranks", [&] {
+                                  return open_with_deadline(address, deadline, [host, store] {
+                                    return c10::make_intrusive<c10d::TCPStore>(host, store);
+                                  });
+                                });
+                              });
   place.store->setTimeout(deadline);
   // The agent's store outlives a restart of the ranks as well.
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
@@ -159,8 +163,9 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launc
       std::string("tessera/attempt/") + (restarts != nullptr ? restarts : "0"), place.store);
 }
 
-c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& given, int rank,
                                      int size, std::chrono::milliseconds deadline) {
+  const auto store = with_deadline(given, deadline);
   c10d::PrefixStore place("tessera/rendezvous/" + std::to_string(size), store);
   Rendezvous ranks(place, size, deadline);
   const auto mesh = rank == 0 ? ranks.invite() : ranks.join(rank);

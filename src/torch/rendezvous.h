@@ -16,8 +16,9 @@ namespace tessera {
 
 // A part of `store` that nobody has used, the same for all ranks. Meshes may be made one after the
 // other through one store, and again by ranks whose attempt has failed, however many attempts the
-// others have made: what was left by those before is not found. Collective; `timeout` names the
-// rank that did not come.
+// others have made: what was left by those before is not found. Calls of it have the deadline if
+// those of `store` have, or it is a TCPStore (torch/deadline_store.h). Collective; `timeout` names
+// the rank that did not come, or the store that does not answer.
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& store,
                                                    int rank, int size,
                                                    std::chrono::milliseconds deadline);
