@@ -7,7 +7,7 @@ from timing import PEERS, PYTHON, fresh, run, torchrun
 
 SHAPES = {1: "1024,24,128", 2: "1024,32,128"}
 OURS = ("none", "save", "thread", "overlap", "process", "process-overlap")
-THEIRS = ("none", "save", "async", "kept")
+THEIRS = ("none", "save", "async")
 
 
 def jobs_of(bench, ranks, work):

@@ -1,6 +1,6 @@
 """What a save costs a training in PyTorch, as bench/training_saves.cpp has it:  training_saves.py WAY DIRECTORY SHAPE SAVES
 
-WAY: none, save (dcp.save), async (dcp.async_save by default), kept (one DefaultStager kept). SHAPE: width,layers,batch.
+WAY: none, save (dcp.save), async (dcp.async_save by default). SHAPE: width,layers,batch.
 """
 import os
 import statistics
@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,7 +30,7 @@ for layer in net:
 fully_shard(net, mesh=mesh)
 optimizer = torch.optim.AdamW(net.parameters(), fused=True)
 batch = torch.randn(rows, width)
-stager = DefaultStager(StagingOptions(False, False, False, False)) if way == "kept" else None
+asking = dist.new_group()  # the saves have the other one
 
 
 def step():
@@ -48,13 +47,12 @@ def begin_save(path):
     if way == "save":
         dcp.save(state, checkpoint_id=path)
         return None
-    more = {"async_stager": stager} if stager else {}
-    return dcp.async_save(state, checkpoint_id=path, **more)
+    return dcp.async_save(state, checkpoint_id=path)
 
 
 def is_under_way(future):
     mine = torch.tensor([0 if future is None or future.done() else 1])
-    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    dist.all_reduce(mine, dist.ReduceOp.MAX, group=asking)
     return bool(mine.item())
 
 
