@@ -90,6 +90,7 @@ CopyUnderWay::CopyUnderWay() : state_(std::make_shared<CopyState>()) {
 
 CopyUnderWay::~CopyUnderWay() {
   forget(state_);
+  state_->is_made.make();
 }
 
 void CopyUnderWay::end(std::function<void()> then) {

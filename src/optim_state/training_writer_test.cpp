@@ -244,7 +244,7 @@ TEST(TrainingWriter, UnitsAndBroadcastsThatWriteToParametersWait) {
     net->weight.set_data(torch::full({4, 2}, 3.0F));  // in the place of the whole parameter
     EXPECT_TRUE(waits_for_copies([&] {
       const torch::NoGradGuard no_grad;
-      net->forward(torch::ones({1, 2}));
+      call_module(net, torch::ones({1, 2}));
     }));
     const auto local = sharded_parameters(net).at(0).local;
     const torch::NoGradGuard no_grad;
