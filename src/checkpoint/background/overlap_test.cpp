@@ -210,6 +210,34 @@ TEST(Overlap, TheEndOfTheWriterComesBy) {
   EXPECT_THAT(floats_at(store, "w"), ElementsAre(1, 2));
 }
 
+// One that fails before it has ended keeps nobody.
+TEST(Overlap, ACopyThatGoesLetsGoWhoWaits) {
+  auto copy = std::make_unique<CopyUnderWay>();
+  std::atomic<bool> waits = false;
+  std::thread optimizer([&] {
+    waits = true;
+    begin_step();
+  });
+  while (!waits) std::this_thread::yield();
+  std::this_thread::sleep_for(20ms);
+  copy.reset();
+  optimizer.join();
+}
+
+TEST(Overlap, WhoRefusesDoesNotWaitForACopy) {
+  SlowTree slow(1);
+  WriterOptions options = always();
+  options.if_busy = IfBusy::refuse;
+  CheckpointWriter writer(options);
+  const PendingSave pending = writer.save(slow.tree, memory_store(), {}, {}, SlowTree::steady());
+  slow.gate->await_somebody();
+  const PendingSave refused = writer.save(slow.tree, memory_store(), {}, {}, SlowTree::steady());
+  EXPECT_FALSE(pending.staged());
+  EXPECT_EQ(code_of([&] { refused.result(); }), ErrorCode::limit);
+  slow.gate->open();
+  pending.result();
+}
+
 // Whatever of the library writes to tensors, here to "x".
 void expect_waiting(const std::function<void(Value& target, const Location& other)>& write) {
   const auto other = memory_store();

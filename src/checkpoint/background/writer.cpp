@@ -196,7 +196,8 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
     const std::lock_guard lock(mutex_);
     changed_.notify_all();
   });
-  pass_copies(kLongestEnd);
+  const bool is_patient = options_.if_busy == IfBusy::wait;
+  pass_copies(is_patient ? kLongestEnd : std::chrono::milliseconds(0));
   Outcomes earlier;
   bool is_free = false;
   {
@@ -206,7 +207,7 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
     job.has_turn = !std::exchange(is_turn_taken_, true);
     if (job.has_turn) job.number = ++calls_;
     const auto may_go = [&] { return is_at_rest() || is_stopped(); };
-    if (options_.if_busy == IfBusy::wait) wait_for_change(changed_, lock, may_go);
+    if (is_patient) wait_for_change(changed_, lock, may_go);
     if (!is_calling_back_) earlier = untaken();
     is_free = jobs_.empty();
   }
