@@ -94,7 +94,9 @@ struct SteadyMemory {
   // Whether all that changes it waits for the copy by itself. If not, Overlap::always has to be
   // asked for, and nothing is written before the caller comes by: by await_staged(), by another
   // call of the save or the writer, or by what of Tessera waits. That thread asks
-  // require_unchanged(): what it changed before, it has changed by then.
+  // require_unchanged(): what it changed before, it has changed by then. What another thread is
+  // changing at that moment is not seen: only the thread that changes the memory may come by before
+  // all is staged, and nobody else may wait for result().
   bool is_awaited = false;
 };
 
