@@ -42,6 +42,8 @@ class PendingSave {
   void await_staged() const;
   // Whether it is decided: the checkpoint is there, or the save has failed. Does not wait.
   [[nodiscard]] bool done() const;
+  // Whether it is decided and has failed. The error stays to be taken.
+  [[nodiscard]] bool failed() const;
   // Waits until it is decided. Throws what failed, on every rank the same error with the share of
   // each; every call does. An error that this has thrown counts as taken.
   SaveResult result() const;  // NOLINT(modernize-use-nodiscard): it is also called to wait
@@ -76,9 +78,9 @@ enum class IfBusy : std::uint8_t {
 enum class Overlap : std::uint8_t {
   never,
   // The first saves are done both ways, three each, and measured: the time from one step of
-  // tessera::AdamW to the next. Later ones take the way that cost less; a note of the log says
-  // which. Each rank decides for itself. Once something has changed what was saved before the step
-  // that followed, or a save was `conflict` for that, they wait.
+  // tessera::AdamW to the next, both by the thread that saves. Later ones take the way that cost
+  // less; a note of the log says which. Each rank decides for itself. Once something has changed
+  // what was saved before the step that followed, or a save was `conflict` for that, they wait.
   measured,
   always,
 };
@@ -87,16 +89,16 @@ enum class Overlap : std::uint8_t {
 struct SteadyMemory {
   // Whether the bytes of a storage of the tree are such. Called by save(). Null: none are.
   std::function<bool(const Storage& storage)> has = {};
-  // Throws an Error if some were changed after all: the save fails then on all ranks. Called when
-  // all is copied, by a thread of the writer, and with Overlap::measured where the next step of
-  // tessera::AdamW begins, also when the save has ended. Null: nobody can tell.
+  // Throws an Error if some were changed after all: the save fails then on all ranks. The thread
+  // that called save() is the one that changes them, and it is asked when it comes by once all is
+  // copied: by await_staged(), by another call of the save or the writer, or by what of Tessera
+  // waits. What it changed before, it has changed by then; so nothing is written before that. If it
+  // stays away for WriterOptions::ask_within, a thread of the writer asks in its place. With
+  // Overlap::measured this is also called where its next step of tessera::AdamW begins, also when
+  // the save has ended. Null: nobody can tell, and nothing waits for the caller.
   std::function<void()> require_unchanged = {};
   // Whether all that changes it waits for the copy by itself. If not, Overlap::always has to be
-  // asked for, and nothing is written before the caller comes by: by await_staged(), by another
-  // call of the save or the writer, or by what of Tessera waits. That thread asks
-  // require_unchanged(): what it changed before, it has changed by then. What another thread is
-  // changing at that moment is not seen: only the thread that changes the memory may come by before
-  // all is staged, and nobody else may wait for result().
+  // asked for.
   bool is_awaited = false;
 };
 
@@ -112,6 +114,10 @@ struct WriterOptions {
   bool idle = true;
   int threads = 2;  // that copy into the arena
   Overlap overlap = Overlap::measured;
+  // How long the caller of a save that is copied beside its step may stay away when all is copied
+  // (SteadyMemory::require_unchanged). An operation of its own on that memory that was under way
+  // all this time would go unseen.
+  std::chrono::milliseconds ask_within = std::chrono::seconds(10);
   // A process of its own saves in place of the thread: `tessera writer`, which each rank starts
   // when its writer is made. It outlives the trainer: what all ranks have staged it finishes, and
   // what not all have it drops, whatever ends them (docs/design/async.md; a kill of the whole

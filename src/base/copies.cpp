@@ -1,6 +1,7 @@
 #include "base/copies.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -10,19 +11,33 @@
 
 namespace tessera {
 
-struct CopyState {
-  MadeHere made_here = {};
-  Decision is_made = {};
-  std::mutex mutex = {};
-  std::function<void()> then = {};  // guarded by mutex
-};
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Of no other thread, also when this one has ended.
+std::uint64_t thread_number() noexcept {
+  static std::atomic<std::uint64_t> last = 0;
+  thread_local const std::uint64_t number = ++last;
+  return number;
+}
+
+}  // namespace
+
+struct CopyState {
+  MadeHere made_here = {};
+  std::uint64_t caller = thread_number();
+  Decision is_made = {};
+  std::mutex mutex = {};
+  std::function<void()> ask = {};  // guarded by mutex; null: not yet, or it was
+  Decision is_asked = {};
+};
+
+namespace {
+
 struct WatchEntry {
   std::uint64_t number = 0;
+  std::uint64_t thread = thread_number();
   MadeHere made_here = {};
   std::optional<Clock::time_point> before = {}, after = {};
   std::function<void()> ask = {};
@@ -36,17 +51,20 @@ struct CopyTable {
   std::vector<std::shared_ptr<CopyState>> copies;
   std::vector<WatchEntry> watches;
   std::uint64_t last_watch = 0;
-  MadeHere stepped_here;  // of last_step
-  std::optional<Clock::time_point> last_step;
 };
 
 CopyTable& table = *new CopyTable;
 
-std::shared_ptr<CopyState> first_copy() {
+struct LastStep {
+  MadeHere made_here;
+  Clock::time_point at;
+};
+
+thread_local std::optional<LastStep> last_step;
+
+std::vector<std::shared_ptr<CopyState>> all_copies() {
   const std::lock_guard lock(table.mutex);
-  const auto found =
-      std::ranges::find_if(table.copies, [](const auto& copy) { return bool{copy->made_here}; });
-  return found == table.copies.end() ? nullptr : *found;
+  return table.copies;
 }
 
 void forget(const std::shared_ptr<CopyState>& copy) {
@@ -54,12 +72,16 @@ void forget(const std::shared_ptr<CopyState>& copy) {
   std::erase(table.copies, copy);
 }
 
-void pass(const std::shared_ptr<CopyState>& copy) {
-  if (!copy->made_here) return;
-  copy->is_made.wait();
-  const std::lock_guard lock(copy->mutex);
-  if (const auto then = std::exchange(copy->then, nullptr)) then();
-  forget(copy);
+void ask(CopyState& copy) {
+  const std::lock_guard lock(copy.mutex);
+  if (const auto question = std::exchange(copy.ask, nullptr)) question();
+  copy.is_asked.make();
+}
+
+void pass(CopyState& copy) {
+  if (!copy.made_here) return;
+  copy.is_made.wait();
+  if (copy.caller == thread_number()) ask(copy);
 }
 
 WatchEntry* watch_of(std::uint64_t number) {  // with the mutex held
@@ -67,17 +89,17 @@ WatchEntry* watch_of(std::uint64_t number) {  // with the mutex held
   return found == table.watches.end() ? nullptr : &*found;
 }
 
-// Of all watches that have not heard of a step: each is asked once.
+// Of all watches of this thread that have not heard of a step: each is asked once.
 std::vector<Question> note_step(Clock::time_point now) {
+  last_step = LastStep{.made_here = {}, .at = now};
   std::vector<Question> questions;
   const std::lock_guard lock(table.mutex);
   for (WatchEntry& watch : table.watches) {
+    if (watch.thread != thread_number() || !watch.made_here) continue;
     if (!watch.after) watch.after = now;
-    if (auto ask = std::exchange(watch.ask, {}); ask && watch.made_here)
-      questions.emplace_back(watch.number, std::move(ask));
+    if (auto question = std::exchange(watch.ask, {}))
+      questions.emplace_back(watch.number, std::move(question));
   }
-  table.last_step = now;
-  table.stepped_here = MadeHere();
   return questions;
 }
 
@@ -89,21 +111,30 @@ CopyUnderWay::CopyUnderWay() : state_(std::make_shared<CopyState>()) {
 }
 
 CopyUnderWay::~CopyUnderWay() {
+  end();
+}
+
+void CopyUnderWay::ask_caller(std::function<void()> question, std::chrono::milliseconds within) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->ask = std::move(question);
+  }
+  state_->is_made.make();
+  // In parts: of the time for which a process is stopped one counts at most.
+  constexpr int kParts = 100;
+  const bool is_caller = state_->caller == thread_number();
+  for (int i = 0; !is_caller && i < kParts; ++i)
+    if (state_->is_asked.wait_for(within / kParts)) return;
+  ask(*state_);
+}
+
+void CopyUnderWay::end() {
   forget(state_);
   state_->is_made.make();
 }
 
-void CopyUnderWay::end(std::function<void()> then) {
-  if (!then) forget(state_);
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->then = std::move(then);
-  }
-  state_->is_made.make();
-}
-
 void CopyUnderWay::pass() {
-  tessera::pass(state_);
+  tessera::pass(*state_);
 }
 
 void CopyUnderWay::pass_within(std::chrono::milliseconds time) {
@@ -111,14 +142,14 @@ void CopyUnderWay::pass_within(std::chrono::milliseconds time) {
 }
 
 void await_copies() {
-  while (const auto copy = first_copy()) pass(copy);
+  for (const auto& copy : all_copies()) pass(*copy);
 }
 
 void begin_step() {
   await_copies();
-  for (const auto& [number, ask] : note_step(Clock::now())) {
+  for (const auto& [number, question] : note_step(Clock::now())) {
     try {
-      ask();
+      question();
     } catch (...) {
       const std::lock_guard lock(table.mutex);
       if (WatchEntry* const watch = watch_of(number)) watch->has_failed = true;
@@ -126,12 +157,12 @@ void begin_step() {
   }
 }
 
-StepWatch::StepWatch(std::function<void()> ask)
-    : number_([&ask] {
+StepWatch::StepWatch(std::function<void()> question)
+    : number_([&question] {
         const std::lock_guard lock(table.mutex);
         WatchEntry entry{.number = ++table.last_watch};
-        if (table.stepped_here) entry.before = table.last_step;
-        entry.ask = std::move(ask);
+        if (last_step && last_step->made_here) entry.before = last_step->at;
+        entry.ask = std::move(question);
         table.watches.push_back(std::move(entry));
         return table.last_watch;
       }()) {}

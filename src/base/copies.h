@@ -12,8 +12,9 @@ namespace tessera {
 
 struct CopyState;
 
-// A copy of memory that must not change meanwhile. Members may be called from any thread; what a
-// child of fork() has of it does nothing.
+// A copy of memory that must not change meanwhile. Its caller is the thread that makes this: what
+// changes the memory runs on that thread. Members may be called from any thread; what a child of
+// fork() has of it does nothing.
 class CopyUnderWay {
  public:
   CopyUnderWay();
@@ -21,10 +22,13 @@ class CopyUnderWay {
   CopyUnderWay(const CopyUnderWay&) = delete;
   CopyUnderWay& operator=(const CopyUnderWay&) = delete;
 
-  // The copy is made. `then`, which throws nothing: what the first thread that passes does before
-  // any passes; null: nothing. Once.
-  void end(std::function<void()> then);
-  // Waits until the copy is made, and for `then`.
+  // The copy is made. Returns when `question` has been asked, which throws nothing: by the caller
+  // when it passes, and so has ended what it had begun; or by this thread, if that takes longer
+  // than `within` while the process runs. Once, or not at all.
+  void ask_caller(std::function<void()> question, std::chrono::milliseconds within);
+  // It is made, or never will be. Nobody is asked any more.
+  void end();
+  // Waits until the copy is made. The caller is asked then.
   void pass();
   // The same if it is made before the time is over.
   void pass_within(std::chrono::milliseconds time);
@@ -37,22 +41,23 @@ class CopyUnderWay {
 // state of an optimizer calls it before.
 void await_copies();
 
-// await_copies(), by a step that begins. What watches steps hears when it does.
+// await_copies(), by a step that begins. What watches steps of this thread hears when it does.
 void begin_step();
 
-// The time from the step before it was made to the first one that begins while it lives. Several
-// threads may ask it, and a child of fork() hears of its own steps alone.
+// The time from the step before it was made to the first one that begins while it lives, both by
+// the thread that makes it. Several threads may ask it, and a child of fork() hears of its own
+// steps alone.
 class StepWatch {
  public:
-  // `ask`: called once, when that step begins, on its thread. What it throws goes no further.
-  explicit StepWatch(std::function<void()> ask = {});
+  // `question`: asked once, when that step begins. What it throws goes no further.
+  explicit StepWatch(std::function<void()> question = {});
   ~StepWatch();
   StepWatch(const StepWatch&) = delete;
   StepWatch& operator=(const StepWatch&) = delete;
 
   // None: one of the two has not begun.
   [[nodiscard]] std::optional<std::chrono::nanoseconds> between() const;
-  // Whether `ask` has thrown.
+  // Whether `question` has thrown.
   [[nodiscard]] bool has_failed() const;
 
  private:

@@ -1,8 +1,11 @@
 // What users call: CheckpointWriter and the handles of its saves.
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/parallel.h"
 #include "checkpoint/background/snapshot.h"
@@ -15,15 +18,16 @@ namespace {
 
 const WriterOptions& require_meant(const WriterOptions& options) {
   require_threads(options.threads);
-  if (options.silence.count() <= 0) {
-    throw Error(ErrorCode::invalid_argument, "WriterOptions::silence is " +
-                                                 std::to_string(options.silence.count()) +
-                                                 " ms, expected 1 or more");
-  }
-  if (options.end_within.count() >= 0) return options;
-  throw Error(ErrorCode::invalid_argument, "WriterOptions::end_within is " +
-                                               std::to_string(options.end_within.count()) +
-                                               " ms, expected 0 or more");
+  const auto require = [](const char* name, std::chrono::milliseconds time, int least) {
+    if (time.count() >= least) return;
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("WriterOptions::{} is {} ms, expected {} or more", name, time.count(), least));
+  };
+  require("silence", options.silence, 1);
+  require("end_within", options.end_within, 0);
+  require("ask_within", options.ask_within, 0);
+  return options;
 }
 
 std::shared_ptr<Group> require_there(std::shared_ptr<Group> group) {
@@ -49,6 +53,10 @@ bool PendingSave::done() const {
   outcome_->require_own();
   outcome_->pass_copy_within({});
   return outcome_->decision().is_made();
+}
+
+bool PendingSave::failed() const {
+  return done() && outcome_->failure().has_value();
 }
 
 SaveResult PendingSave::result() const {

@@ -19,12 +19,14 @@ double median_seconds(std::vector<std::chrono::nanoseconds> times) {
 
 }  // namespace
 
-void OverlapChoice::note_last() {
-  if (!watch_) return;
+// Returns whether there was none, or it had a step before it and behind it.
+bool OverlapChoice::note_last() {
+  if (!watch_) return true;
   const auto time = watch_->between();
   if (counts_ && time) taken_.at(was_beside_ ? 1 : 0).push_back(*time);
   if (watch_->has_failed()) note_change();
   watch_.reset();
+  return time.has_value();
 }
 
 void OverlapChoice::note_change() {
@@ -48,11 +50,11 @@ void OverlapChoice::choose() {
 }
 
 bool OverlapChoice::is_beside_step(std::function<void()> require_unchanged) {
-  note_last();
+  const bool is_alone = note_last();
   const bool is_known = taken_[0].size() >= kMeasuredEach && taken_[1].size() >= kMeasuredEach;
   if (how_ == Overlap::measured && is_known) choose();
   if (how_ != Overlap::measured) return how_ == Overlap::always;
-  counts_ = !std::exchange(is_first_, false);
+  counts_ = !std::exchange(is_first_, false) && is_alone;
   was_beside_ = counts_ && taken_[1].size() < taken_[0].size();
   watch_.emplace(std::move(require_unchanged));
   return was_beside_;

@@ -19,16 +19,19 @@ class OverlapChoice {
   explicit OverlapChoice(Overlap how) : is_measured_(how == Overlap::measured), how_(how) {}
 
   // For a save that begins now. While it measures, the first save counts for nothing, since it
-  // makes the arena, and neither does one that has no step of an optimizer before it and behind it.
+  // makes the arena, and neither does one that has no step of an optimizer before it and behind it,
+  // by the thread that saves, or has another save between these.
   // `require_unchanged`: throws if what is saved was changed meanwhile; null: nobody can tell.
   [[nodiscard]] bool is_beside_step(std::function<void()> require_unchanged = {});
   // What was copied beside a step was changed meanwhile.
   void note_change();
+  // The save that has begun copies nothing: what it takes says nothing.
+  void note_failure() { counts_ = false; }
 
  private:
   using Times = std::vector<std::chrono::nanoseconds>;
 
-  void note_last();
+  [[nodiscard]] bool note_last();
   void choose();
 
   const bool is_measured_;

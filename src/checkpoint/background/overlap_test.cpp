@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -157,17 +158,21 @@ TEST(Overlap, WhatWasChangedIsConflictOnAllRanks) {
   });
 }
 
-// Who changes memory and does not wait is asked when it comes by, on its own thread.
-TEST(Overlap, WhoDoesNotWaitIsAskedWhenItComesBy) {
+// Memory of which the caller says that it is steady, and whether it was.
+SteadyMemory asked(std::function<void()> require_unchanged) {
+  return {.has = [](const Storage& /*storage*/) { return true; },
+          .require_unchanged = std::move(require_unchanged)};
+}
+
+// Who changes memory is asked when it comes by, on its own thread.
+TEST(Overlap, TheCallerIsAskedWhenItComesBy) {
   Value tree = Value::dict({{"w", numbers(4, 1)}});
   bool has_changed = false;  // what counts changes: to write while the thread copies is a race
   const auto caller = std::this_thread::get_id();
-  SteadyMemory steady{.has = [](const Storage& /*storage*/) { return true; },
-                      .require_unchanged =
-                          [&has_changed, caller] {
-                            EXPECT_EQ(std::this_thread::get_id(), caller);
-                            if (has_changed) throw Error(ErrorCode::conflict, "was changed");
-                          }};
+  SteadyMemory steady = asked([&has_changed, caller] {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    if (has_changed) throw Error(ErrorCode::conflict, "was changed");
+  });
   const auto come_by = std::vector<std::function<void(CheckpointWriter&, const PendingSave&)>>{
       [](auto&, const PendingSave& pending) { pending.await_staged(); },
       [](auto&, const PendingSave& pending) {
@@ -188,6 +193,8 @@ TEST(Overlap, WhoDoesNotWaitIsAskedWhenItComesBy) {
       EXPECT_TRUE(store->list("").empty());
       has_changed = is_changed;
       by(writer, pending);
+      has_changed = !is_changed;  // what is changed behind that is not saved
+      pending.await_staged();
       EXPECT_EQ(pending.staged(), !is_changed);
       if (is_changed) EXPECT_EQ(code_of([&] { pending.result(); }), ErrorCode::conflict);
       if (!is_changed)
@@ -196,15 +203,55 @@ TEST(Overlap, WhoDoesNotWaitIsAskedWhenItComesBy) {
   }
 }
 
+// Whatever another thread asks meanwhile, the caller may be in the middle of a change. Nothing is
+// written before it comes by, and nobody waits for ever.
+TEST(Overlap, AnotherThreadAsksNobody) {
+  Value tree = Value::dict({{"w", numbers(4, 1)}});
+  const auto by_another = std::vector<std::function<void(CheckpointWriter&, const PendingSave&)>>{
+      [](auto&, const PendingSave& pending) { EXPECT_FALSE(pending.staged() || pending.done()); },
+      [](auto&, auto&) { begin_step(); },
+      [](auto&, const PendingSave& pending) { (void)failure_of([&] { pending.result(); }); },
+      [](auto&, const PendingSave& pending) { pending.await_staged(); },
+      [](CheckpointWriter& writer, auto&) { (void)failure_of([&] { writer.wait(); }); }};
+  for (const auto& by : by_another) {
+    const auto store = memory_store();
+    CheckpointWriter writer(always());
+    bool has_changed = false;
+    const PendingSave pending = writer.save(tree, store, {}, {}, asked([&has_changed] {
+                                              if (has_changed)
+                                                throw Error(ErrorCode::conflict, "was changed");
+                                            }));
+    std::thread other([&] { by(writer, pending); });
+    std::this_thread::sleep_for(20ms);
+    EXPECT_TRUE(store->list("").empty());
+    has_changed = true;  // the operation has ended now
+    EXPECT_EQ(code_of([&] { pending.result(); }), ErrorCode::conflict);
+    other.join();
+  }
+}
+
+// One that waits for the thread that waits for the save, or has ended.
+TEST(Overlap, ACallerThatStaysAwayKeepsNobody) {
+  Value tree = Value::dict({{"w", numbers(2, 1)}});
+  WriterOptions options = always();
+  options.ask_within = 200ms;
+  CheckpointWriter writer(options);
+  const auto store = memory_store();
+  const PendingSave pending = writer.save(tree, store, {}, {}, asked([] {}));
+  std::thread([&] { pending.result(); }).join();
+  EXPECT_THAT(floats_at(store, "w"), ElementsAre(1, 2));
+  std::optional<PendingSave> left;
+  std::thread([&] { left = writer.save(tree, store, replacing(), {}, asked([] {})); }).join();
+  left->result();
+}
+
 // A caller that never comes by has a writer that ends.
 TEST(Overlap, TheEndOfTheWriterComesBy) {
   Value tree = Value::dict({{"w", numbers(2, 1)}});
   const auto store = memory_store();
   {
     CheckpointWriter writer(always());
-    (void)writer.save(
-        tree, store, {}, {},
-        {.has = [](const Storage& /*storage*/) { return true; }, .require_unchanged = [] {}});
+    (void)writer.save(tree, store, {}, {}, asked([] {}));
   }
   EXPECT_THAT(floats_at(store, "w"), ElementsAre(1, 2));
 }
@@ -349,18 +396,17 @@ TEST(Overlap, WhatChangesBeforeTheNextStepIsNotCopiedBesideIt) {
 TEST(Overlap, BehindAConflictSavesWait) {
   Value tree = Value::dict({{"w", numbers(4, 1)}});
   CheckpointWriter writer(prompt());
-  const auto here = std::this_thread::get_id();
+  bool is_in_step = false;  // of a save that has waited
   int conflicts = 0;
   for (int i = 0; i < 12; ++i) {
+    is_in_step = true;
     begin_step();
-    const auto pending = writer.save(tree, memory_store(), {}, {},
-                                     {.has = [](const Storage& /*storage*/) { return true; },
-                                      .require_unchanged =
-                                          [here] {
-                                            if (std::this_thread::get_id() != here)
-                                              throw Error(ErrorCode::conflict, "changed");
-                                          },
-                                      .is_awaited = true});
+    is_in_step = false;
+    auto steady = asked([&is_in_step] {
+      if (!is_in_step) throw Error(ErrorCode::conflict, "changed");
+    });
+    steady.is_awaited = true;
+    const auto pending = writer.save(tree, memory_store(), {}, {}, std::move(steady));
     if (failure_of([&] { pending.result(); })) ++conflicts;
   }
   EXPECT_EQ(conflicts, 1);
@@ -369,6 +415,34 @@ TEST(Overlap, BehindAConflictSavesWait) {
 TEST(Overlap, WithoutStepsItWaits) {
   OverlapChoice choice(Overlap::measured);
   for (int i = 0; i < 20; ++i) EXPECT_FALSE(choice.is_beside_step());
+}
+
+// Steps of another thread say nothing of what this one changes.
+TEST(Overlap, BesideStepsOfAnotherThreadItWaits) {
+  OverlapChoice choice(Overlap::measured);
+  for (int i = 0; i < 10; ++i) {
+    std::thread([] { begin_step(); }).join();
+    EXPECT_FALSE(choice.is_beside_step());
+  }
+}
+
+// Of two saves before one step neither is measured, and neither is one that copies nothing.
+TEST(Overlap, SavesThatAreNotAloneOrFailCountForNothing) {
+  OverlapChoice twice(Overlap::measured);
+  OverlapChoice failing(Overlap::measured);
+  for (int i = 0; i < 10; ++i) {
+    begin_step();
+    (void)twice.is_beside_step();
+    (void)twice.is_beside_step();
+    (void)failing.is_beside_step();
+    failing.note_failure();
+  }
+  // The next one that counts is the first of its kind.
+  begin_step();
+  EXPECT_FALSE(failing.is_beside_step());
+  begin_step();
+  EXPECT_TRUE(failing.is_beside_step());
+  EXPECT_FALSE(twice.is_beside_step());
 }
 
 }  // namespace

@@ -3,8 +3,7 @@
 //   2. it copies the tree into the arena (snapshot.h) and hands over the job; what stays as it is
 //      until the next step may be left to a thread of this save alone (overlap.h);
 //   3. the thread waits until all is copied, and saves what is copied, by save_or_fail(): whoever
-//   had no tree fails there,
-//      together with all other ranks;
+//      had no tree fails there, together with all other ranks;
 //   4. it takes the job off the list, decides the outcome and calls back.
 // Every call is one job on every rank, so that the ranks' threads always do the same save; what one
 // process refuses for itself is none. In 4 the list and the outcome change together: who has heard
@@ -236,8 +235,13 @@ void BackgroundWriter::stage(Job& job, const Value& tree) {
   const bool may_be = options_.overlap == Overlap::always || job.steady.is_awaited;
   const bool is_wanted =
       job.steady.has && may_be && overlap_.is_beside_step(job.steady.require_unchanged);
-  job.tree = snapshot.take(arena_, options_.threads, pace,
-                           is_wanted ? job.steady.has : std::function<bool(const Storage&)>());
+  try {
+    job.tree = snapshot.take(arena_, options_.threads, pace,
+                             is_wanted ? job.steady.has : std::function<bool(const Storage&)>());
+  } catch (...) {
+    overlap_.note_failure();
+    throw;
+  }
   job.copied = Clock::now();
   job.is_beside_step = snapshot.has_rest();
 }
@@ -246,6 +250,7 @@ void BackgroundWriter::stage(Job& job, const Value& tree) {
 void BackgroundWriter::end_staging(Job& job, std::optional<Error> failure) {
   job.snapshot.reset();
   job.steady = {};
+  job.settled = Clock::now();
   if (!failure && process_) failure = failure_of([&] { hand_over(job); });
   if (failure) job.failure = std::move(failure);
 }
@@ -262,24 +267,19 @@ void BackgroundWriter::settle(std::shared_ptr<BackgroundWriter> self, std::share
   outcome->end_staging(is_staged);
 }
 
-// A thread for each save: that of the writer runs where no other does, and cannot leave that.
-// Where nobody waits before memory changes, its caller is asked when it comes by: then no operation
-// of its own is half done. Nothing is written before.
+// A thread for each save: that of the writer runs where no other does, and cannot leave that. What
+// libtorch counts is an operation that has ended. So nothing is written before the caller has come
+// by, whose own operations have ended then, or has stayed away so long that it has none under way.
 void BackgroundWriter::stage_rest(const std::shared_ptr<Job>& caller_job) {
   auto copy = std::make_shared<CopyUnderWay>();
-  caller_job->outcome->set_copy(copy);
   auto work = [self = shared_from_this(), job = caller_job, copy]() mutable {
     auto failure = failure_of([&] { job->snapshot->take_rest(self->options_.threads); });
     job->copied = Clock::now();
-    const auto require_unchanged = job->steady.require_unchanged;
-    if (!failure && !job->steady.is_awaited && require_unchanged) {
-      copy->end([self = std::move(self), job = std::move(job), require_unchanged]() mutable {
-        settle(std::move(self), std::move(job), failure_of(require_unchanged));
-      });
-      return;
+    if (!failure && job->steady.require_unchanged) {
+      copy->ask_caller([&] { failure = failure_of(job->steady.require_unchanged); },
+                       self->options_.ask_within);
     }
-    if (!failure && require_unchanged) failure = failure_of(require_unchanged);
-    copy->end(nullptr);
+    copy->end();
     settle(std::move(self), std::move(job), std::move(failure));
   };
   try {
@@ -287,6 +287,7 @@ void BackgroundWriter::stage_rest(const std::shared_ptr<Job>& caller_job) {
   } catch (const std::system_error&) {
     work();
   }
+  caller_job->outcome->set_copy(std::move(copy));
 }
 
 PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
@@ -303,9 +304,8 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
     stage(*job, tree);
   });
   const bool is_refused = is_alone_ && job->failure && is_refusal(*job->failure);
-  if (job->is_beside_step) {
-    stage_rest(job);
-  } else {
+  if (job->is_beside_step) unable = failure_of([&] { stage_rest(job); });
+  if (unable || !job->is_beside_step) {
     if (job->failure) unable = job->failure;
     end_staging(*job, std::move(unable));
     job->outcome->end_staging(!job->failure);
@@ -486,7 +486,7 @@ void BackgroundWriter::log_cost(const Job& job, const SaveResult& result) const 
                   seconds(job.handed_over - job.called),
                   job.is_beside_step ? "beside the next step" : "of which",
                   seconds(job.copied - job.copying),
-                  seconds(Clock::now() - std::max(job.handed_over, job.copied))));
+                  seconds(Clock::now() - std::max(job.handed_over, job.settled))));
 }
 
 // Whether the thread has ended before the time is over. Before that it asks what is left to end.

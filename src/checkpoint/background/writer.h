@@ -96,8 +96,9 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
     bool is_beside_step = false;  // part of it is copied when save() has returned
     const std::shared_ptr<SaveOutcome> outcome;
     std::optional<UnderWay> under_way;  // none: nothing is saved
-    // When save() was called, began and ended to copy, and was about to return.
-    std::chrono::steady_clock::time_point called, copying, copied, handed_over;
+    // When save() was called, began and ended to copy, and was about to return; and when the
+    // thread could go on.
+    std::chrono::steady_clock::time_point called, copying, copied, handed_over, settled;
     std::stop_source stop;
     std::stop_callback<std::function<void()>> forward;  // of the caller's stop
   };
