@@ -8,7 +8,8 @@
 //   }
 //
 // What a save costs is all the time that steps take longer while it is under way, and what its call
-// takes: it is measured, on all ranks, and the dearest rank counts.
+// takes: it is measured, on all ranks, and the dearest rank counts. What a save costs that failed
+// says nothing: the next one is due as many steps later as the one before, or as the first.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +23,16 @@ namespace [[gnu::visibility("default")]] tessera {
 struct FrequencyOptions {
   double share = 0.02;      // of the time of training that all saves together may cost
   std::int64_t first = 10;  // steps before the first save, of which nobody knows what it costs
-  std::int64_t most = 0;    // steps between two saves at most, whatever they cost; 0: any
+  std::int64_t least = 1;   // steps between two saves at least, though they cost nothing
+  std::int64_t most = 0;    // likewise at most, whatever they cost; 0: any
 };
 
 // One thread of each rank uses it.
 class SaveFrequency {
  public:
   // The group must outlive it, and has the ranks that save. Throws `invalid_argument` for a share
-  // that is not above 0 and at most 1, fewer than 3 steps before the first save, and negative
-  // `most`.
+  // that is not above 0 and at most 1, fewer than 3 steps before the first save, `least` below 1,
+  // and `most` that is negative or below `least`.
   explicit SaveFrequency(Group& group, const FrequencyOptions& options = {});
   // For one process.
   explicit SaveFrequency(const FrequencyOptions& options = {});
@@ -43,7 +45,7 @@ class SaveFrequency {
   // note of the log has each new distance.
   [[nodiscard]] bool due();
   // The save that due() asked for, where it goes on in the background: it costs until it is
-  // decided. Without it, what happens until the next due() is the save.
+  // decided. Without it, what happens until the next due() is the save, and is none that failed.
   void began(PendingSave save);
 
   // Steps from one save to the next, as known now; 0: nothing is known yet.

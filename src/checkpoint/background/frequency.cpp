@@ -33,9 +33,10 @@ void StepCosts::add_step(double seconds, bool saving) {
   if (steps_.size() > kSteps) steps_.pop_front();
 }
 
-void StepCosts::end_save() {
+void StepCosts::end_save(bool counts) {
   constexpr std::size_t kSaves = 4;
-  saves_.push_back(std::max(0.0, present_ - step() * static_cast<double>(present_steps_)));
+  if (counts)
+    saves_.push_back(std::max(0.0, present_ - step() * static_cast<double>(present_steps_)));
   if (saves_.size() > kSaves) saves_.pop_front();
   present_ = 0;
   present_steps_ = 0;
@@ -54,12 +55,14 @@ std::optional<double> StepCosts::save() const {
   return std::accumulate(saves_.begin(), saves_.end(), 0.0) / static_cast<double>(saves_.size());
 }
 
-std::int64_t steps_apart(double save_seconds, double step_seconds, double share,
-                         std::int64_t most) {
+std::int64_t steps_apart(double save_seconds, double step_seconds,
+                         const FrequencyOptions& options) {
   constexpr double kAll = 1e15;
-  const double steps = step_seconds > 0 ? std::ceil(save_seconds / (share * step_seconds)) : kAll;
+  const double steps =
+      step_seconds > 0 ? std::ceil(save_seconds / (options.share * step_seconds)) : kAll;
   const auto apart = static_cast<std::int64_t>(std::clamp(steps, 1.0, kAll));
-  return most > 0 ? std::min(apart, most) : apart;
+  const auto most = options.most > 0 ? options.most : std::numeric_limits<std::int64_t>::max();
+  return std::clamp(apart, options.least, most);
 }
 
 namespace {
@@ -95,7 +98,11 @@ const FrequencyOptions& require_meant(const FrequencyOptions& options) {
   if (!(options.share > 0 && options.share <= 1))
     refuse(fmt::format("share is {}", options.share), "more than 0 and at most 1");
   if (options.first < kLeastFirst) refuse(fmt::format("first is {}", options.first), "3 or more");
-  if (options.most < 0) refuse(fmt::format("most is {}", options.most), "0 or more");
+  if (options.least < 1) refuse(fmt::format("least is {}", options.least), "1 or more");
+  if (options.most != 0 && options.most < options.least) {
+    refuse(fmt::format("most is {}", options.most),
+           fmt::format("0, or `least` ({}) or more", options.least));
+  }
   return options;
 }
 
@@ -129,7 +136,7 @@ class SaveFrequency::Costs {
     if (begun_ && step_ > 2)
       costs_.add_step(std::chrono::duration<double>(Clock::now() - *begun_).count(), is_saving_);
     if (!is_saving_ || (pending_ && !pending_->done())) return;
-    costs_.end_save();
+    costs_.end_save(!pending_ || !pending_->failed());
     is_saving_ = false;
   }
 
@@ -139,15 +146,15 @@ class SaveFrequency::Costs {
       next_ = step_ + std::max<std::int64_t>(1, (step_ - saved_) / 4);
       return false;
     }
-    if (!worst.save) return true;
-    const auto apart = steps_apart(*worst.save, worst.step, options_.share, options_.most);
-    if (apart != distance_) {
+    if (saved_ == 0) return true;
+    const auto apart = worst.save ? steps_apart(*worst.save, worst.step, options_) : options_.first;
+    if (worst.save && apart != distance_) {
       log(LogLevel::info,
           fmt::format("saves every {} steps from now on: a save costs {:.3f} s, a step takes "
                       "{:.3f} s, and saves may take {} % of the time",
                       apart, *worst.save, worst.step, 100 * options_.share));
     }
-    distance_ = apart;
+    if (worst.save) distance_ = apart;
     next_ = std::max(step_, saved_ + apart);
     return step_ >= next_;
   }

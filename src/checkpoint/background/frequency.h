@@ -5,6 +5,8 @@
 #include <deque>
 #include <optional>
 
+#include "tessera/save_frequency.h"
+
 namespace tessera {
 
 // The steps of one rank. Seconds.
@@ -13,8 +15,8 @@ class StepCosts {
   // A step, or what lies between two of them, took so long; `saving`: a save was under way when it
   // began.
   void add_step(double seconds, bool saving);
-  // The save that was under way is decided.
-  void end_save();
+  // The save that was under way is decided. `counts`: it has not failed.
+  void end_save(bool counts = true);
 
   // The median of the last steps without a save; 0: there was none.
   [[nodiscard]] double step() const;
@@ -29,9 +31,9 @@ class StepCosts {
   std::int64_t present_steps_ = 0;
 };
 
-// Steps from one save to the next, so that saves which cost so much take at most `share` of the
-// time of steps which take so long. At least 1; `most` at most, unless it is 0.
-[[nodiscard]] std::int64_t steps_apart(double save_seconds, double step_seconds, double share,
-                                       std::int64_t most);
+// Steps from one save to the next, so that saves which cost so much take at most `options.share` of
+// the time of steps which take so long, within `least` and `most` of the options.
+[[nodiscard]] std::int64_t steps_apart(double save_seconds, double step_seconds,
+                                       const FrequencyOptions& options);
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <chrono>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using namespace std::chrono_literals;
+using ::testing::ElementsAre;
 
 TEST(StepCosts, ASaveCostsWhatItsStepsAreLonger) {
   StepCosts costs;
@@ -47,15 +49,16 @@ TEST(StepCosts, SavesAreAsOftenAsTheShareAllows) {
   for (const double save : {0.0, 0.001, 0.3, 7.0, 5000.0}) {
     for (const double step : {0.0001, 0.2, 30.0}) {
       for (const double share : {0.001, 0.02, 0.5, 1.0}) {
-        const auto apart = static_cast<double>(steps_apart(save, step, share, 0));
+        const auto apart = static_cast<double>(steps_apart(save, step, {.share = share}));
         EXPECT_LE(save, apart * step * share * (1 + 1e-9));
         EXPECT_TRUE(apart == 1 || save > (apart - 1) * step * share);
         EXPECT_GE(apart, 1);
       }
     }
   }
-  EXPECT_EQ(steps_apart(100, 1, 0.01, 50), 50);
-  EXPECT_EQ(steps_apart(0, 0, 0.01, 7), 7);
+  EXPECT_EQ(steps_apart(100, 1, {.share = 0.01, .most = 50}), 50);
+  EXPECT_EQ(steps_apart(0, 0, {.share = 0.01, .most = 7}), 7);
+  EXPECT_EQ(steps_apart(0, 1, {.share = 0.01, .least = 5}), 5);
 }
 
 // The dearest rank counts: a save of 50 steps there.
@@ -98,11 +101,30 @@ TEST(SaveFrequency, NeverComesBeforeTheLastSaveIsDecided) {
   EXPECT_LE(more, 20);  // it asks again behind a quarter of the steps that it has waited
 }
 
+// What fails at once is not cheap.
+TEST(SaveFrequency, AFailedSaveDoesNotComeAgainAtOnce) {
+  CheckpointWriter writer(prompt());
+  SaveFrequency frequency({.share = 1, .first = 5});
+  std::vector<int> dues;
+  for (int step = 1; step <= 40; ++step) {
+    std::this_thread::sleep_for(1ms);
+    if (!frequency.due()) continue;
+    dues.push_back(step);
+    const PendingSave failing = writer.save(Value::dict({{"w", numbers(1, 1)}}), "/dev/null/no");
+    EXPECT_THROW(failing.result(), Error);
+    EXPECT_TRUE(failing.failed());
+    frequency.began(failing);
+  }
+  EXPECT_THAT(dues, ElementsAre(5, 10, 15, 20, 25, 30, 35, 40));
+  EXPECT_EQ(frequency.distance(), 0);
+}
+
 TEST(SaveFrequency, RefusesWhatNobodyMeans) {
   for (const FrequencyOptions& options :
        {FrequencyOptions{.share = 0}, FrequencyOptions{.share = 1.5},
         FrequencyOptions{.share = std::numeric_limits<double>::quiet_NaN()},
-        FrequencyOptions{.first = 2}, FrequencyOptions{.most = -1}})
+        FrequencyOptions{.first = 2}, FrequencyOptions{.most = -1}, FrequencyOptions{.least = 0},
+        FrequencyOptions{.least = 5, .most = 4}})
     EXPECT_EQ(code_of([&] { SaveFrequency refused(options); }), ErrorCode::invalid_argument);
 }
 
