@@ -1,8 +1,13 @@
 #include "optim_state/steady.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <optional>
+#include <random>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -73,6 +78,86 @@ class Ranges {
   std::vector<Range> ranges_;
 };
 
+// What libtorch does not count: writes through data() or data_ptr(), and by collectives in place.
+// So bytes of the host's tensors are kept, here and there, and compared. A change of all elements
+// of a tensor does not miss them; one of a few elements may.
+class ByteSamples {
+ public:
+  // `number`: what changed() says of it.
+  void add(const at::Tensor& tensor, std::size_t number) {
+    if (!tensor.is_cpu()) return;
+    const auto storage = tensor.storage();
+    const Range all = range_of(tensor);
+    Range range = all;
+    if (tensor.is_contiguous()) {
+      range.begin += static_cast<std::uint64_t>(tensor.storage_offset()) * tensor.element_size();
+      range.end = range.begin + tensor.nbytes();
+    }
+    if (range.begin >= range.end || range.end > all.end) return;
+    const auto* begin = static_cast<const std::byte*>(storage.data()) + (range.begin - all.begin);
+    spans_.push_back({storage.getWeakStorageImpl(), all, begin, range.end - range.begin, number});
+    bytes_ += spans_.back().size;
+  }
+  // When all are added: of each tensor of not too many, and over all bytes alike.
+  void take() {
+    constexpr std::size_t kTensors = 1024;
+    constexpr std::uint64_t kOverAll = 2048;
+    std::minstd_rand random(std::random_device{}());
+    const auto below = [&random](std::uint64_t end) {
+      return std::uniform_int_distribution<std::uint64_t>(0, end - 1)(random);
+    };
+    const std::size_t stride = spans_.size() / kTensors + 1;
+    for (std::size_t i = below(stride); i < spans_.size(); i += stride) {
+      add_sample(i, below(spans_[i].size));
+      add_sample(i, below(spans_[i].size));
+    }
+    std::uint64_t before = 0;  // bytes of spans before `at`
+    std::size_t at = 0;
+    for (std::uint64_t i = 0; at < spans_.size() && i < kOverAll; ++i) {
+      const auto place = bytes_ / kOverAll * i + below(bytes_ / kOverAll + 1);
+      while (at < spans_.size() && place - before >= spans_[at].size) before += spans_[at++].size;
+      if (at < spans_.size()) add_sample(at, place - before);
+    }
+  }
+  // The number of a tensor whose bytes are others now. What was freed or resized has not changed.
+  [[nodiscard]] std::optional<std::size_t> changed() const {
+    for (const auto& [span, at, size, bytes] : samples_) {
+      const auto storage = spans_[span].storage.lock();
+      if (!storage || !is_same(*storage, spans_[span].all)) continue;
+      if (std::memcmp(spans_[span].begin + at, bytes.data(), size) != 0) return spans_[span].number;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  struct Span {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // nothing holds the memory
+    Range all;                                          // of the storage
+    const std::byte* begin;
+    std::uint64_t size;
+    std::size_t number;
+  };
+  struct Sample {
+    std::size_t span;
+    std::uint64_t at;
+    std::size_t size;
+    std::array<std::byte, 64> bytes;
+  };
+
+  static bool is_same(const c10::StorageImpl& storage, const Range& all) {
+    return address_of(storage.data()) == all.begin && storage.nbytes() == all.end - all.begin;
+  }
+  void add_sample(std::size_t span, std::uint64_t at) {
+    Sample& sample = samples_.emplace_back(Sample{.span = span, .at = at, .size = 0, .bytes = {}});
+    sample.size = std::min<std::uint64_t>(sample.bytes.size(), spans_[span].size - at);
+    std::memcpy(sample.bytes.data(), spans_[span].begin + at, sample.size);
+  }
+
+  std::vector<Span> spans_;
+  std::uint64_t bytes_ = 0;  // of all
+  std::vector<Sample> samples_;
+};
+
 class SteadyTensors {
  public:
   void add_parameters(const Path& place, ModuleRef model) {
@@ -82,7 +167,7 @@ class SteadyTensors {
       steady_.add(range_of(parameter.local));
       auto path = below(place, kModel);
       path.emplace_back(parameter.name());
-      watched_.push_back({dotted(path), counter_of(parameter.local), parameter.local._version()});
+      watch(dotted(path), parameter.local);
       if (parameter.local.requires_grad()) trained_.insert(parameter.local.unsafeGetTensorImpl());
     }
     for (const auto& buffer : model.get().buffers()) {
@@ -93,7 +178,7 @@ class SteadyTensors {
     for (const auto& moment : moments) {
       if (moment.is_inference()) continue;
       steady_.add(range_of(moment));
-      watched_.push_back({dotted(below(place, kOptim)), counter_of(moment), moment._version()});
+      watch(dotted(below(place, kOptim)), moment);
     }
   }
   void add_awaited(const std::vector<std::vector<at::Tensor>>& groups) {
@@ -109,9 +194,14 @@ class SteadyTensors {
       }
     }
   }
-  void sort() {
+  // When all are added.
+  void begin() {
     steady_.sort();
     moving_.sort();
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      if (!moving_.meet(range_of(tensors_[i]))) samples_.add(tensors_[i], i);
+    tensors_.clear();
+    samples_.take();
   }
 
   [[nodiscard]] bool has(const Storage& storage) const {
@@ -125,13 +215,9 @@ class SteadyTensors {
   }
   void require_unchanged() const {
     for (const auto& [name, counter, version] : watched_) {
-      if (counter.current_version() == version) continue;
-      throw Error(ErrorCode::conflict,
-                  "was changed while a save in the background copied it: what is not a step of "
-                  "tessera::AdamW has to call PendingSave::await_staged() before "
-                  "(WriterOptions::overlap)")
-          .at_key(name);
+      if (counter.current_version() != version) throw_changed(name);
     }
+    if (const auto changed = samples_.changed()) throw_changed(watched_[*changed].name);
   }
 
  private:
@@ -142,6 +228,18 @@ class SteadyTensors {
     std::uint32_t version;
   };
   using Tensors = std::unordered_set<const c10::TensorImpl*>;
+
+  void watch(std::string name, const at::Tensor& tensor) {
+    watched_.push_back({std::move(name), counter_of(tensor), tensor._version()});
+    tensors_.push_back(tensor);
+  }
+  [[noreturn]] static void throw_changed(const std::string& name) {
+    throw Error(ErrorCode::conflict,
+                "was changed while a save in the background copied it: what is not a step of "
+                "tessera::AdamW has to call PendingSave::await_staged() before "
+                "(WriterOptions::overlap)")
+        .at_key(name);
+  }
   static c10::VariableVersion counter_of(const at::Tensor& tensor) {
     return tensor.unsafeGetTensorImpl()->version_counter();
   }
@@ -149,6 +247,8 @@ class SteadyTensors {
   Ranges steady_, moving_;
   Tensors trained_, awaited_;  // to be compared before tensors end
   std::vector<Watched> watched_;
+  std::vector<at::Tensor> tensors_;  // of watched_, until begin()
+  ByteSamples samples_;
 };
 
 }  // namespace
@@ -167,7 +267,7 @@ SteadyMemory steady_memory(const TrainingState& state) {
     tensors->add_awaited(one.optimizer()->access().parameters());
   }
   is_awaited = is_awaited && tensors->is_all_awaited();
-  tensors->sort();
+  tensors->begin();
   return {.has = [tensors](const Storage& storage) { return tensors->has(storage); },
           .require_unchanged = [tensors] { tensors->require_unchanged(); },
           .is_awaited = is_awaited};

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -155,6 +156,58 @@ TEST(TrainingWriter, ParametersThatChangeAreNamed) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::conflict);
     EXPECT_EQ(error.key(), "model.bias");
+  }
+}
+
+// Writes of whole tensors through data() and data_ptr(), and by collectives in place.
+TEST(TrainingWriter, WhatLibtorchDoesNotCountIsSeen) {
+  torch::nn::Sequential net(torch::nn::Linear(700, 300), torch::nn::Linear(300, 1));
+  AdamW optimizer(sharded_parameters(net));
+  optimizer.make_state();
+  std::vector<torch::Tensor> all = net->parameters();
+  all.push_back(optimizer.state(0, 2).exp_avg_sq);
+  for (auto& tensor : all) {
+    for (const bool by_pointer : {false, true}) {
+      const auto steady = detail::steady_memory(TrainingState(net, optimizer));
+      steady.require_unchanged();
+      const auto version = tensor._version();
+      if (by_pointer) {
+        std::fill_n(tensor.data_ptr<float>(), tensor.numel(), 5.0F);
+      } else {
+        tensor.data().fill_(7);
+      }
+      EXPECT_EQ(tensor._version(), version);
+      EXPECT_THROW(steady.require_unchanged(), Error);
+    }
+  }
+}
+
+// Nobody reads what is not there any more.
+TEST(TrainingWriter, ParametersThatEndAreNotCompared) {
+  auto net = std::make_optional<torch::nn::Linear>(700, 300);
+  auto optimizer = std::make_optional<AdamW>(sharded_parameters(*net));
+  optimizer->make_state();
+  const auto steady = detail::steady_memory(TrainingState(*net, *optimizer));
+  (*net)->bias.storage().unsafeGetStorageImpl()->set_nbytes(0);
+  optimizer.reset();
+  net.reset();
+  steady.require_unchanged();
+}
+
+// Averaged weights that are put in through data(), for an evaluation behind each save.
+TEST(TrainingWriter, WhatIsPutInThroughDataIsNotOverlappedUnasked) {
+  torch::nn::Linear net(20, 30);
+  AdamW optimizer(sharded_parameters(net), AdamWOptions{.lr = 0.1});
+  CheckpointWriter writer(prompt(Overlap::measured));
+  const TemporaryDirectory run;
+  for (int step = 0; step < 12; ++step) {
+    net(torch::ones({1, 20})).sum().backward();
+    optimizer.step();
+    const auto pending =
+        save(writer, TrainingState(net, optimizer), run.path() + "/" + std::to_string(step));
+    EXPECT_TRUE(pending.staged()) << step;
+    net->weight.data().mul_(0.5);
+    pending.result();
   }
 }
 

@@ -275,6 +275,19 @@ def test_pytorch_loads_what_each_way_in_the_background_saves(train, saved, tmp_p
             assert same_bits(value, waited[name]), (step, name)
 
 
+def test_saves_as_often_as_they_cost(train, single, tmp_path):
+    """First when ten steps are measured, at the same steps on all ranks; what goes on from there is the same training."""
+    flags = ["--steps", "12", "--save", tmp_path / "run", "--metrics", tmp_path / "run.csv"]
+    train(2, *flags, "--save-every", "auto", "--async", "overlap")
+    steps = {checkpoint.name for checkpoint in (tmp_path / "run").glob("step*")}
+    assert {"step10", "step12"} <= steps <= {"step10", "step11", "step12"}
+    for step in steps - {"step10"}:
+        shutil.rmtree(tmp_path / "run" / step)
+    resumed = train(3, *flags, "--resume", "latest")
+    assert "after step 10" in resumed.out[0]
+    check(losses(tmp_path / "run.csv"), single)
+
+
 def loaded_by_pytorch(checkpoint, file):
     """All that `dcp.load` makes of it, by names."""
     dcp_to_torch_save(checkpoint, file)
