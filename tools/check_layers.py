@@ -36,7 +36,7 @@ HEADERS = {
     "leaf.h": "value", "numpy_array.h": "value", "tensor_view.h": "value", "value.h": "value",
     "location.h": "storage", "storage.h": "storage", "stores.h": "storage",
     "comm.h": "comm",
-    "checkpoint.h": "checkpoint", "checkpoint_writer.h": "checkpoint", "save_frequency.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint",
+    "checkpoint.h": "checkpoint", "checkpoint_writer.h": "checkpoint", "save_frequency.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "grace.h": "checkpoint",
     "data_files.h": "checkpoint", "load_options.h": "checkpoint", "mapped.h": "checkpoint", "open_options.h": "checkpoint",
     "restore.h": "checkpoint", "run_directory.h": "checkpoint",
     "save_options.h": "checkpoint", "stateful.h": "checkpoint", "verify.h": "checkpoint",

@@ -6,6 +6,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/checkpoint_writer.h"
 #include "tessera/data_files.h"
+#include "tessera/grace.h"
 #include "tessera/restore.h"
 #include "tessera/save_frequency.h"
 #include "tessera/stateful.h"
