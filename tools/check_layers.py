@@ -38,7 +38,7 @@ HEADERS = {
     "comm.h": "comm",
     "checkpoint.h": "checkpoint", "checkpoint_writer.h": "checkpoint", "save_frequency.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "grace.h": "checkpoint",
     "data_files.h": "checkpoint", "load_options.h": "checkpoint", "mapped.h": "checkpoint", "open_options.h": "checkpoint",
-    "restore.h": "checkpoint", "run_directory.h": "checkpoint",
+    "restore.h": "checkpoint", "run_directory.h": "checkpoint", "run_lease.h": "checkpoint",
     "save_options.h": "checkpoint", "stateful.h": "checkpoint", "verify.h": "checkpoint",
     "collectives.h": "torch", "distributed_sampler.h": "torch", "mesh.h": "torch", "parameter.h": "torch",
     "tensor_value.h": "torch",

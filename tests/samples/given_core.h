@@ -8,6 +8,7 @@
 #include "tessera/data_files.h"
 #include "tessera/grace.h"
 #include "tessera/restore.h"
+#include "tessera/run_lease.h"
 #include "tessera/save_frequency.h"
 #include "tessera/stateful.h"
 #include "tessera/tensor_view.h"

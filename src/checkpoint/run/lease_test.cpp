@@ -1,0 +1,250 @@
+// One job at a time goes on with a run (fault-rows C10).
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/testing.h"
+#include "checkpoint/run/testing.h"
+#include "comm/confer.h"
+#include "comm/testing.h"
+#include "conformance/temporary_directory.h"
+#include "io/source.h"
+#include "tessera/run_lease.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const LeaseOptions kShort{.expires = 1s};
+
+std::string text_in(const Store& run, const std::string& name) {
+  return to_text(read_all(*run.open(name), 4096));
+}
+
+void write(Store& run, const std::string& name, const std::string& text) {
+  put(run, name, std::as_bytes(std::span(text)), IfExists::replace);
+}
+
+std::vector<std::string> names_in(const Store& run) {
+  std::vector<std::string> names;
+  for (const auto& object : run.list()) names.push_back(object.name);
+  return names;
+}
+
+// As a job on another host has it, which gave no sign since.
+std::string of_another_host(int signs) {
+  return "a job of tessera\nstate held\nexpires 1000 ms\nprocess \nhost elsewhere\nsigns " +
+         std::to_string(signs) + "\n";
+}
+
+TEST(RunLease, OneJobHasTheRunAndGivesItBack) {
+  const auto run = memory_store();
+  {
+    RunLease lease(run);
+    EXPECT_EQ(lease.number(), 1);
+    lease.require_held();
+    EXPECT_FALSE(lease.lost().stop_requested());
+    EXPECT_THAT(text_in(*run, "tessera-lease-1.txt"), HasSubstr("state held"));
+    const Error error = *failure_of([&] { const RunLease second(run); });
+    EXPECT_EQ(error.code(), ErrorCode::conflict);
+    EXPECT_THAT(error.what(), HasSubstr("tessera-lease-1.txt"));
+    lease.require_held();
+  }
+  EXPECT_THAT(text_in(*run, "tessera-lease-1.txt"), HasSubstr("state free"));
+  EXPECT_EQ(RunLease(run).number(), 2);
+  EXPECT_THAT(names_in(*run), ElementsAre("tessera-lease-2.txt"));
+}
+
+// A kill leaves it as it is. On this host that is seen at once.
+TEST(RunLease, OfADeadProcessOfThisHostEndsAtOnce) {
+  const TemporaryDirectory run;
+  const pid_t child = run_process([&] {
+    const RunLease lease(run.path());
+    ::_exit(0);
+    return 1;
+  });
+  ASSERT_EQ(end_of(child), 0);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(RunLease(run.path()).number(), 2);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+}
+
+TEST(RunLease, OfAnotherHostEndsWhenItGivesNoSign) {
+  const auto run = memory_store();
+  write(*run, "tessera-lease-7.txt", of_another_host(3));
+  const auto begin = std::chrono::steady_clock::now();
+  RunLease lease(run);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 1s);
+  EXPECT_EQ(lease.number(), 8);
+  EXPECT_THAT(names_in(*run), ElementsAre("tessera-lease-8.txt"));
+  // It was only stopped, and writes on: that is nothing.
+  write(*run, "tessera-lease-7.txt", of_another_host(4));
+  lease.require_held();
+}
+
+TEST(RunLease, OfAnotherHostThatGivesASignIsConflict) {
+  const auto run = memory_store();
+  write(*run, "tessera-lease-7.txt", of_another_host(3));
+  std::thread other([&] {
+    std::this_thread::sleep_for(200ms);
+    write(*run, "tessera-lease-7.txt", of_another_host(4));
+  });
+  const Error error = *failure_of([&] { const RunLease second(run); });
+  other.join();
+  EXPECT_EQ(error.code(), ErrorCode::conflict);
+  EXPECT_THAT(error.what(), HasSubstr("on host elsewhere"));
+  EXPECT_THAT(names_in(*run), ElementsAre("tessera-lease-7.txt"));
+}
+
+TEST(RunLease, GivesSigns) {
+  const auto run = memory_store();
+  const RunLease lease(run, kShort);
+  const std::string first = text_in(*run, "tessera-lease-1.txt");
+  for (int i = 0; i < 100 && text_in(*run, "tessera-lease-1.txt") == first; ++i)
+    std::this_thread::sleep_for(50ms);
+  EXPECT_NE(text_in(*run, "tessera-lease-1.txt"), first);
+}
+
+// A job that was stopped for too long finds that another one has gone on.
+TEST(RunLease, ThatIsLostEndsSaves) {
+  const auto run = memory_store();
+  RunLease lease(run, kShort);
+  const Warnings warnings;
+  write(*run, "tessera-lease-2.txt", of_another_host(1));
+  const Error error = *failure_of([&] { lease.require_held(); });
+  EXPECT_EQ(error.code(), ErrorCode::conflict);
+  EXPECT_TRUE(lease.lost().stop_requested());
+  SaveOptions options;
+  options.stop = lease.lost();
+  EXPECT_EQ(code_of([&] { save(Value::dict({{"w", 1}}), run, options); }), ErrorCode::cancelled);
+  EXPECT_EQ(warnings.texts().size(), 1U);
+}
+
+// Its thread finds that by itself, and leaves nothing that could be taken for a lease.
+TEST(RunLease, ThatIsLostIsNoticedMeanwhile) {
+  const auto run = memory_store();
+  const RunLease lease(run, kShort);
+  write(*run, "tessera-lease-2.txt", of_another_host(1));
+  while (!lease.lost().stop_requested()) std::this_thread::sleep_for(10ms);
+  while (names_in(*run).size() > 1) std::this_thread::sleep_for(10ms);
+  EXPECT_THAT(names_in(*run), ElementsAre("tessera-lease-2.txt"));
+}
+
+// A store that takes nothing any more.
+class CutOffStore final : public ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    require_reached();
+    return ForwardingStore::create(name, if_exists, size_hint);
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    require_reached();
+    return ForwardingStore::list_level(prefix);
+  }
+  void cut_off() { is_cut_off_ = true; }
+
+ private:
+  void require_reached() const {
+    if (is_cut_off_) throw Error(ErrorCode::io, "nobody answers");
+  }
+  std::atomic<bool> is_cut_off_ = false;
+};
+
+TEST(RunLease, ThatCannotBeKeptIsLost) {
+  const auto store = std::make_shared<CutOffStore>(memory_store());
+  RunLease lease(std::static_pointer_cast<Store>(store), kShort);
+  store->cut_off();
+  const Warnings warnings;
+  while (!lease.lost().stop_requested()) std::this_thread::sleep_for(10ms);
+  const Error error = *failure_of([&] { lease.require_held(); });
+  EXPECT_EQ(error.code(), ErrorCode::conflict);
+  EXPECT_THAT(error.what(), HasSubstr("nobody answers"));
+}
+
+TEST(RunLease, OfTwoAtOnceOneGoesOn) {
+  const TemporaryDirectory directory;
+  for (const bool is_on_disk : {true, false}) {
+    for (int round = 0; round < 50; ++round) {
+      const Location run = is_on_disk ? Location(directory.path() + "/" + std::to_string(round))
+                                      : Location(memory_store());
+      std::barrier start(2);
+      std::vector<std::unique_ptr<RunLease>> taken(2);
+      const auto take = [&](std::size_t who) {
+        start.arrive_and_wait();
+        const auto failure = failure_of([&] { taken.at(who) = std::make_unique<RunLease>(run); });
+        if (failure) EXPECT_EQ(failure->code(), ErrorCode::conflict) << failure->what();
+      };
+      std::thread other([&] { take(1); });
+      take(0);
+      other.join();
+      EXPECT_NE(taken[0] == nullptr, taken[1] == nullptr);
+    }
+  }
+}
+
+TEST(RunLease, OfSeveralRanksIsOne) {
+  const auto run = memory_store();
+  run_ranks(3, [&](Group& group) {
+    RunLease lease(Location(run), group);
+    EXPECT_EQ(lease.number(), 1);
+    lease.require_held();
+    EXPECT_EQ(code_of([&] { const RunLease second(Location(run), group); }), ErrorCode::conflict);
+    if (group.rank() == 0) write(*run, "tessera-lease-2.txt", of_another_host(1));
+    EXPECT_EQ(code_of([&] { lease.require_held(); }), ErrorCode::conflict);
+  });
+}
+
+TEST(RunLease, AChildOfForkHasNoPartOfIt) {
+  const auto run = memory_store();
+  auto lease = std::make_unique<RunLease>(run);
+  const pid_t child = run_process([&] {
+    const bool is_refused = code_of([&] { lease->require_held(); }) == ErrorCode::invalid_argument;
+    lease.reset();
+    return is_refused ? 0 : 1;
+  });
+  EXPECT_EQ(end_of(child), 0);
+  lease->require_held();
+}
+
+TEST(RunLease, TextsThatNobodyWroteAreCorrupt) {
+  for (const char* text :
+       {"", "x", "a job of tessera\n",
+        "a job of tessera\nstate held\nexpires no ms\nprocess \nhost \nsigns 1\n",
+        "a job of tessera\nstate held\nexpires 1 ms\nprocess \nhost \nsigns 1"}) {
+    const auto run = memory_store();
+    write(*run, "tessera-lease-3.txt", text);
+    const Error error = *failure_of([&] { const RunLease lease(run); });
+    EXPECT_EQ(error.code(), ErrorCode::corrupt);
+    EXPECT_THAT(error.path(), HasSubstr("tessera-lease-3.txt"));
+  }
+}
+
+TEST(RunLease, StopsWaitingAndRefusesWhatNobodyMeans) {
+  const auto run = memory_store();
+  write(*run, "tessera-lease-1.txt", of_another_host(3));
+  std::stop_source stop;
+  stop.request_stop();
+  LeaseOptions options;
+  options.stop = stop.get_token();
+  EXPECT_EQ(code_of([&] { const RunLease lease(run, options); }), ErrorCode::cancelled);
+  EXPECT_EQ(code_of([&] { const RunLease lease(run, {.expires = 999ms}); }),
+            ErrorCode::invalid_argument);
+}
+
+}  // namespace
+}  // namespace tessera
