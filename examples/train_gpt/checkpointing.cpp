@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <optional>
 #include <set>
 #include <utility>
@@ -225,14 +226,31 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   return progress;
 }
 
-Saver::Saver(const Options& options, const tessera::Mesh& mesh)
-    : options_(options), group_(mesh.checkpoint_group()) {
+Saver::Saver(const Options& options, const tessera::Mesh& mesh, tessera::Grace& grace)
+    : options_(options), grace_(grace), group_(mesh.checkpoint_group()) {
+  const auto stop = [this] { stop_.request_stop(); };
+  when_over_.emplace(grace.stop(), stop);
+  if (!options.save.empty()) {
+    lease_.emplace(options.save, group_);
+    when_lost_.emplace(lease_->lost(), stop);
+  }
   if (options.saves_by_cost) frequency_.emplace(group_);
   if (options.async.empty()) return;
   tessera::WriterOptions how;
   how.process = options.async == "process";
   if (options.async == "overlap") how.overlap = tessera::Overlap::always;
   writer_.emplace(mesh.writer_group(), how);
+}
+
+template <typename Work>
+void Saver::hold_run(const Work& work) {
+  lease_->require_held();
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.code() == tessera::ErrorCode::cancelled) lease_->require_held();
+    throw;
+  }
 }
 
 bool Saver::is_due(std::int64_t step) {
@@ -242,26 +260,35 @@ bool Saver::is_due(std::int64_t step) {
 
 std::vector<std::string> Saver::save(Training& training, const Progress& progress) {
   std::vector<std::string> lines = finish();
+  const auto begin = std::chrono::steady_clock::now();
   const auto saved = tessera::run_checkpoint(options_.save, progress.step);
   last_ = saved.where.path;
   // A resumed run may come by a step again, so what is there is replaced.
   if (const auto kind = tessera::checkpointer_named(options_.checkpointer)) {
     tessera::Checkpointer checkpointer(*kind, group_,
                                        {.save_overwrite = true, .config = config_text(options_)});
-    checkpointer.save_checkpoint(saved.where, training.model(), training.optimizer(),
-                                 olmo_trainer_state(progress, options_));
+    hold_run([&] {
+      checkpointer.save_checkpoint(saved.where, training.model(), training.optimizer(),
+                                   olmo_trainer_state(progress, options_));
+    });
+    grace_.note_save(std::chrono::steady_clock::now() - begin);
     return note(saved);
   }
   tessera::TrainingState state(training.model(), training.optimizer());
   state.values.set_item(kTrainer, trainer_state(progress, options_));
   tessera::SaveOptions how;
   how.overwrite = true;
+  how.stop = stop_.get_token();
   if (!writer_) {
-    tessera::save(state, saved.where, how, group_);
+    hold_run([&] { tessera::save(state, saved.where, how, group_); });
+    grace_.note_save(std::chrono::steady_clock::now() - begin);
     return note(saved);
   }
-  under_way_ = UnderWay{tessera::save(*writer_, state, saved.where, how, group_), saved};
+  hold_run([&] {
+    under_way_ = UnderWay{tessera::save(*writer_, state, saved.where, how, group_), saved};
+  });
   if (frequency_) frequency_->began(under_way_->pending);
+  grace_.began(under_way_->pending);
   lines.push_back("saving " + last_ + " in the background");
   return lines;
 }
@@ -269,7 +296,7 @@ std::vector<std::string> Saver::save(Training& training, const Progress& progres
 std::vector<std::string> Saver::finish() {
   if (!under_way_) return {};
   const auto [pending, saved] = *std::exchange(under_way_, std::nullopt);
-  pending.result();
+  hold_run([&pending = pending] { pending.result(); });
   return note(saved);
 }
 

@@ -3,15 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
 #include "options.h"
 #include "tessera/checkpoint_writer.h"
 #include "tessera/comm.h"
+#include "tessera/grace.h"
 #include "tessera/mesh.h"
 #include "tessera/run_directory.h"
+#include "tessera/run_lease.h"
 #include "tessera/save_frequency.h"
 #include "training.h"
 
@@ -42,8 +46,9 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
 // Saves a training: at once, or with --async in the background. Every member is collective.
 class Saver {
  public:
-  // `options` outlive it.
-  Saver(const Options& options, const tessera::Mesh& mesh);
+  // `options` and `grace` outlive it; `grace` hears how long saves take. Where there is a place to
+  // save to, the run is this job's from now on.
+  Saver(const Options& options, const tessera::Mesh& mesh, tessera::Grace& grace);
 
   // Asked once behind each step: whether it is to be saved (--save-every).
   [[nodiscard]] bool is_due(std::int64_t step);
@@ -62,9 +67,16 @@ class Saver {
   };
 
   std::vector<std::string> note(const tessera::RunCheckpoint& saved) const;
+  // `work` saves. Whose run is another's fails for that.
+  template <typename Work>
+  void hold_run(const Work& work);
 
   const Options& options_;
+  tessera::Grace& grace_;
   tessera::Group& group_;
+  std::optional<tessera::RunLease> lease_;  // none: nothing is saved
+  std::stop_source stop_;                   // of saves: the time is over, or the run another's
+  std::optional<std::stop_callback<std::function<void()>>> when_over_, when_lost_;
   std::optional<tessera::SaveFrequency> frequency_;  // none: by number
   std::optional<tessera::CheckpointWriter> writer_;  // none: at once
   std::optional<UnderWay> under_way_;

@@ -10,6 +10,7 @@
 #endif
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
@@ -26,6 +27,7 @@
 #include "options.h"
 #include "schedule.h"
 #include "tessera/error.h"
+#include "tessera/grace.h"
 #include "tessera/trace.h"
 #include "training.h"
 
@@ -63,9 +65,12 @@ class Timeline {
   std::optional<tessera::Trace> trace_;
 };
 
-void train(const Options& options, const tessera::Mesh& mesh) {
+// Returns whether all steps are done; else it was told to end.
+bool train(const Options& options, const tessera::Mesh& mesh) {
   const Text text(options.data, options.seq, options.seed);
   if (!options.save.empty()) require_place(options, mesh.checkpoint_group());
+  tessera::Grace grace(mesh.checkpoint_group(), {.time = std::chrono::seconds(options.grace)});
+  Saver saver(options, mesh, grace);
   Training training(options, mesh);
   Progress progress;
   if (!options.resume.empty()) {
@@ -76,12 +81,12 @@ void train(const Options& options, const tessera::Mesh& mesh) {
                   : "resumed from " + progress.checkpoint + " after step " +
                         std::to_string(progress.step));
   }
-  Saver saver(options, mesh);
   Metrics metrics(mesh.rank() == 0 ? options.metrics : "", progress.step);
   const Schedule schedule{options.lr, options.warmup, options.steps};
   Timeline timeline(options.trace);
 
-  while (progress.step < options.steps) {
+  bool is_told_to_end = false;
+  while (progress.step < options.steps && !is_told_to_end) {
     const auto start = std::chrono::steady_clock::now();
     StepRow row;
     row.step = progress.step + 1;
@@ -104,13 +109,21 @@ void train(const Options& options, const tessera::Mesh& mesh) {
     metrics.add(row);
     if (is_last || row.val_loss || progress.step % 10 == 0) say(mesh, to_line(row));
 
-    if (saver.is_due(progress.step)) say_all(mesh, saver.save(training, progress));
+    is_told_to_end = grace.ends();
+    if (!is_told_to_end && saver.is_due(progress.step))
+      say_all(mesh, saver.save(training, progress));
   }
   const std::string last = checkpoint_path(options, progress.step);
   const bool is_saved = last == saver.last() || last == progress.checkpoint;
-  if (!options.save.empty() && !is_saved) say_all(mesh, saver.save(training, progress));
+  const bool is_time = !is_told_to_end || grace.leaves_time_to_save();
+  if (!options.save.empty() && !is_saved && is_time) say_all(mesh, saver.save(training, progress));
   say_all(mesh, saver.finish());
-  if (options.sample > 0) say(mesh, "\n" + training.sample(options.sample));
+  if (is_told_to_end) {
+    say(mesh, "told to end: stopped after step " + std::to_string(progress.step));
+  } else if (options.sample > 0) {
+    say(mesh, "\n" + training.sample(options.sample));
+  }
+  return !is_told_to_end;
 }
 
 // A step frees as much as it takes. glibc gives large blocks back to the system by default, and the
@@ -141,8 +154,8 @@ int run(const Options& options) {
     }
     if (options.bench > 0) {
       run_bench(options, mesh);
-    } else {
-      train(options, mesh);
+    } else if (!train(options, mesh)) {
+      return 128 + SIGTERM;
     }
     return 0;
   } catch (const std::exception& error) {

@@ -70,6 +70,9 @@ void add_output_flags(CLI::App& app, Options& o) {
                  "overlap: by a thread that also copies while it goes on")
       ->check(CLI::IsMember({"thread", "process", "overlap"}).description(""))
       ->type_name("thread|process|overlap");
+  app.add_option("--grace", o.grace,
+                 "Seconds from SIGTERM to the kill: a last checkpoint is saved if they suffice")
+      ->check(CLI::PositiveNumber);
   app.add_option("--keep", o.keep, "Newest checkpoints to keep; 0: all")
       ->check(CLI::NonNegativeNumber);
   app.add_option(

@@ -37,7 +37,12 @@ class Result:
 
 
 def launch(command, ranks=1, timeout=120):
-    """Runs to the end on `ranks` ranks. A Python file runs in processes of this interpreter; alone means without variables
+    """Runs to the end on `ranks` ranks."""
+    return Result(started(command, ranks), timeout)
+
+
+def started(command, ranks=1):
+    """Its processes. A Python file runs in processes of this interpreter; alone means without variables
     for a program, and as a group of one for a Python file."""
     is_python = Path(command[0]).suffix == ".py"
     words = [str(word) for word in command]
@@ -53,7 +58,7 @@ def launch(command, ranks=1, timeout=120):
         else:
             processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                               env=dict(environment)))
-    return Result(processes, timeout)
+    return processes
 
 
 def run(command, ranks=1, timeout=120):

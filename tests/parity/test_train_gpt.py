@@ -5,14 +5,16 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from programs import PEERS, TESSERA, TRAIN_GPT, free_port, largest_difference, launch, losses, run
+from programs import PEERS, TESSERA, TRAIN_GPT, Result, free_port, largest_difference, launch, losses, run, started
 
 OLMO_UNSHARDS = """
 import pathlib, sys, torch
@@ -261,6 +263,40 @@ def test_pytorch_loads_what_train_gpt_saves(saved, tmp_path, ranks):
     assert report["safetensors"] == {"tensors": parameters, "values": 0}
     assert report["dcp_to_torch"]["tensors"] == 4 * parameters  # weight, exp_avg, exp_avg_sq, step
     assert report["dcp_to_torch"]["values"] == 2 * 12  # two groups
+
+
+@pytest.mark.parametrize("more", [[], ["--save-every", "3", "--async", "thread"]], ids=["waits", "thread"])
+def test_sigterm_to_one_rank_saves_and_ends_all(train, tmp_path, more):
+    """fault-rows F27: all ranks end behind the same step, with a checkpoint from which the training goes on."""
+    flags = ["--save", tmp_path / "run", "--metrics", tmp_path / "run.csv", *more]
+    ranks = train(2, "--steps", "100000", *flags, launcher=started)
+    while ranks[0].poll() is None and len(losses_so_far(tmp_path / "run.csv")) < 4:
+        time.sleep(0.01)
+    ranks[1].send_signal(signal.SIGTERM)
+    result = Result(ranks, 60)
+    assert result.codes == [128 + signal.SIGTERM] * 2, str(result)
+    assert "rank 1 is told to end" in result.err[0]
+    step = int(result.out[0].split("told to end: stopped after step ")[1])
+    assert f"saved {tmp_path}/run/step{step}\n" in result.out[0]
+    on = train(3, "--steps", str(step + 1), *flags, "--resume", "latest")
+    assert f"after step {step}" in on.out[0]
+
+
+def test_a_second_job_is_refused(train, tmp_path):
+    """fault-rows C10: while the first one lives; behind its death the run is free at once."""
+    flags = ["--save", tmp_path / "run", "--resume", "latest"]
+    [first] = train(1, "--steps", "100000", "--metrics", tmp_path / "m.csv", *flags, launcher=started)
+    while first.poll() is None and not losses_so_far(tmp_path / "m.csv"):
+        time.sleep(0.01)
+    second = train(2, "--steps", "1", *flags, launcher=launch)
+    assert second.codes == [3, 3] and "another job" in second.err[0] and "tessera-lease-1.txt" in second.err[1]
+    first.kill()
+    first.communicate()
+    assert "starting afresh" in train(2, "--steps", "1", *flags).out[0]
+
+
+def losses_so_far(path):
+    return losses(path) if path.exists() else {}
 
 
 @pytest.mark.parametrize("way", ["thread", "process", "overlap"])
