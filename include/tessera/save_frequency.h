@@ -45,7 +45,8 @@ class SaveFrequency {
   // note of the log has each new distance.
   [[nodiscard]] bool due();
   // The save that due() asked for, where it goes on in the background: it costs until it is
-  // decided. Without it, what happens until the next due() is the save, and is none that failed.
+  // decided. Where this is never called, what happens until the next due() is the save; once it
+  // was, a save without it is one that has failed.
   void began(PendingSave save);
 
   // Steps from one save to the next, as known now; 0: nothing is known yet.

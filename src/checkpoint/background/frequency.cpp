@@ -55,14 +55,24 @@ std::optional<double> StepCosts::save() const {
   return std::accumulate(saves_.begin(), saves_.end(), 0.0) / static_cast<double>(saves_.size());
 }
 
+namespace {
+
+constexpr std::int64_t kMostSteps = 1'000'000'000'000'000;
+
+std::int64_t bounded(std::int64_t apart, const FrequencyOptions& options) {
+  const auto least = std::min(options.least, kMostSteps);
+  const auto most = options.most > 0 ? std::min(options.most, kMostSteps) : kMostSteps;
+  return std::clamp(apart, least, most);
+}
+
+}  // namespace
+
 std::int64_t steps_apart(double save_seconds, double step_seconds,
                          const FrequencyOptions& options) {
-  constexpr double kAll = 1e15;
+  constexpr auto kAll = static_cast<double>(kMostSteps);
   const double steps =
       step_seconds > 0 ? std::ceil(save_seconds / (options.share * step_seconds)) : kAll;
-  const auto apart = static_cast<std::int64_t>(std::clamp(steps, 1.0, kAll));
-  const auto most = options.most > 0 ? options.most : std::numeric_limits<std::int64_t>::max();
-  return std::clamp(apart, options.least, most);
+  return bounded(static_cast<std::int64_t>(std::clamp(steps, 1.0, kAll)), options);
 }
 
 namespace {
@@ -124,7 +134,10 @@ class SaveFrequency::Costs {
     begun_ = Clock::now();
     return is_due;
   }
-  void began(PendingSave save) { pending_ = std::move(save); }
+  void began(PendingSave save) {
+    pending_ = std::move(save);
+    is_in_background_ = true;
+  }
   [[nodiscard]] std::int64_t distance() const noexcept { return distance_; }
 
  private:
@@ -136,7 +149,7 @@ class SaveFrequency::Costs {
     if (begun_ && step_ > 2)
       costs_.add_step(std::chrono::duration<double>(Clock::now() - *begun_).count(), is_saving_);
     if (!is_saving_ || (pending_ && !pending_->done())) return;
-    costs_.end_save(!pending_ || !pending_->failed());
+    costs_.end_save(pending_ ? !pending_->failed() : !is_in_background_);
     is_saving_ = false;
   }
 
@@ -147,7 +160,8 @@ class SaveFrequency::Costs {
       return false;
     }
     if (saved_ == 0) return true;
-    const auto apart = worst.save ? steps_apart(*worst.save, worst.step, options_) : options_.first;
+    const auto apart = worst.save ? steps_apart(*worst.save, worst.step, options_)
+                                  : bounded(options_.first, options_);
     if (worst.save && apart != distance_) {
       log(LogLevel::info,
           fmt::format("saves every {} steps from now on: a save costs {:.3f} s, a step takes "
@@ -166,6 +180,7 @@ class SaveFrequency::Costs {
   std::int64_t saved_ = 0;  // of the last save
   std::int64_t distance_ = 0;
   bool is_saving_ = false;
+  bool is_in_background_ = false;  // began() was called: a save without it has failed
   std::optional<PendingSave> pending_;
   std::optional<Clock::time_point> begun_;  // the present step
 };

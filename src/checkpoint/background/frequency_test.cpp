@@ -119,6 +119,44 @@ TEST(SaveFrequency, AFailedSaveDoesNotComeAgainAtOnce) {
   EXPECT_EQ(frequency.distance(), 0);
 }
 
+// A save() that throws the error of the one before has no handle.
+TEST(SaveFrequency, ASaveThatThrowsDoesNotComeAgainAtOnce) {
+  SaveFrequency frequency({.share = 1, .first = 5, .least = 4});
+  CheckpointWriter writer(prompt());
+  std::vector<int> dues;
+  for (int step = 1; step <= 40; ++step) {
+    std::this_thread::sleep_for(1ms);
+    if (!frequency.due()) continue;
+    dues.push_back(step);
+    if (dues.size() == 1) {
+      frequency.began(writer.save(Value::dict({{"w", numbers(1, 1)}}), memory_store()));
+      writer.wait();
+    }
+  }
+  ASSERT_GE(dues.size(), 2U);
+  for (std::size_t i = 1; i < dues.size(); ++i) EXPECT_GE(dues[i] - dues[i - 1], 4);
+}
+
+// The first one, too, keeps to the bounds if it fails.
+TEST(SaveFrequency, BoundsHoldWhateverFails) {
+  for (const FrequencyOptions& options :
+       {FrequencyOptions{.first = 3, .least = 20}, FrequencyOptions{.first = 30, .most = 20},
+        FrequencyOptions{.first = 3, .least = std::numeric_limits<std::int64_t>::max()}}) {
+    SaveFrequency frequency(options);
+    CheckpointWriter writer(prompt());
+    std::vector<std::int64_t> dues;
+    for (int step = 1; step <= 100; ++step) {
+      if (!frequency.due()) continue;
+      dues.push_back(step);
+      const PendingSave failing = writer.save(Value::dict({{"w", 1}}), "/dev/null/no");
+      EXPECT_THROW(failing.result(), Error);
+      frequency.began(failing);
+    }
+    for (std::size_t i = 1; i < dues.size(); ++i) EXPECT_EQ(dues[i] - dues[i - 1], 20);
+    EXPECT_EQ(dues.size(), options.least > 20 ? 1U : (options.first == 3 ? 5U : 4U));
+  }
+}
+
 TEST(SaveFrequency, RefusesWhatNobodyMeans) {
   for (const FrequencyOptions& options :
        {FrequencyOptions{.share = 0}, FrequencyOptions{.share = 1.5},
