@@ -79,43 +79,42 @@ class Ranges {
 };
 
 // What libtorch does not count: writes through data() or data_ptr(), and by collectives in place.
-// So bytes of the host's tensors are kept, here and there, and compared. A change of all elements
-// of a tensor does not miss them; one of a few elements may.
+// So bytes of the host's tensors are kept, here and there, and compared: two pieces of each tensor,
+// and some over all bytes alike. A change of all elements of a tensor does not miss them; one of a
+// few elements may.
 class ByteSamples {
  public:
   // `number`: what changed() says of it.
   void add(const at::Tensor& tensor, std::size_t number) {
-    if (!tensor.is_cpu()) return;
-    const auto storage = tensor.storage();
     const Range all = range_of(tensor);
-    Range range = all;
-    if (tensor.is_contiguous()) {
-      range.begin += static_cast<std::uint64_t>(tensor.storage_offset()) * tensor.element_size();
-      range.end = range.begin + tensor.nbytes();
+    if (!tensor.is_cpu() || tensor.numel() == 0 || all.begin == all.end) return;
+    Span span{.storage = tensor.storage().getWeakStorageImpl(),
+              .all = all,
+              .begin = static_cast<const std::byte*>(tensor.const_data_ptr()),
+              .size = tensor.nbytes(),
+              .number = number};
+    if (tensor.is_non_overlapping_and_dense()) {
+      bytes_ += span.size;
+    } else {  // between its elements there is what is not its own
+      span.sizes = tensor.sizes().vec();
+      span.strides = tensor.strides().vec();
+      span.size = tensor.element_size();
     }
-    if (range.begin >= range.end || range.end > all.end) return;
-    const auto* begin = static_cast<const std::byte*>(storage.data()) + (range.begin - all.begin);
-    spans_.push_back({storage.getWeakStorageImpl(), all, begin, range.end - range.begin, number});
-    bytes_ += spans_.back().size;
+    spans_.push_back(std::move(span));
   }
-  // When all are added: of each tensor of not too many, and over all bytes alike.
+  // When all are added.
   void take() {
-    constexpr std::size_t kTensors = 1024;
     constexpr std::uint64_t kOverAll = 2048;
-    std::minstd_rand random(std::random_device{}());
-    const auto below = [&random](std::uint64_t end) {
-      return std::uniform_int_distribution<std::uint64_t>(0, end - 1)(random);
-    };
-    const std::size_t stride = spans_.size() / kTensors + 1;
-    for (std::size_t i = below(stride); i < spans_.size(); i += stride) {
-      add_sample(i, below(spans_[i].size));
-      add_sample(i, below(spans_[i].size));
+    for (std::size_t i = 0; i < spans_.size(); ++i) {
+      add_sample(i, somewhere_in(spans_[i]));
+      add_sample(i, somewhere_in(spans_[i]));
     }
-    std::uint64_t before = 0;  // bytes of spans before `at`
+    std::uint64_t before = 0;  // bytes of dense spans before `at`
     std::size_t at = 0;
-    for (std::uint64_t i = 0; at < spans_.size() && i < kOverAll; ++i) {
-      const auto place = bytes_ / kOverAll * i + below(bytes_ / kOverAll + 1);
-      while (at < spans_.size() && place - before >= spans_[at].size) before += spans_[at++].size;
+    for (std::uint64_t i = 0; bytes_ > 0 && i < kOverAll; ++i) {
+      const auto place = bytes_ * i / kOverAll + below(bytes_ / kOverAll + 1);
+      while (at < spans_.size() && place - before >= dense_size(spans_[at]))
+        before += dense_size(spans_[at++]);
       if (at < spans_.size()) add_sample(at, place - before);
     }
   }
@@ -133,28 +132,46 @@ class ByteSamples {
   struct Span {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // nothing holds the memory
     Range all;                                          // of the storage
-    const std::byte* begin;
-    std::uint64_t size;
-    std::size_t number;
+    const std::byte* begin = nullptr;                   // of the tensor
+    std::uint64_t size = 0;                             // all of it, or with strides one element
+    std::size_t number = 0;
+    std::vector<std::int64_t> sizes = {}, strides = {};  // none: it is dense
   };
   struct Sample {
-    std::size_t span;
-    std::uint64_t at;
-    std::size_t size;
-    std::array<std::byte, 64> bytes;
+    std::size_t span = 0;
+    std::uint64_t at = 0;
+    std::size_t size = 0;
+    std::array<std::byte, 64> bytes = {};
   };
 
   static bool is_same(const c10::StorageImpl& storage, const Range& all) {
     return address_of(storage.data()) == all.begin && storage.nbytes() == all.end - all.begin;
   }
-  void add_sample(std::size_t span, std::uint64_t at) {
-    Sample& sample = samples_.emplace_back(Sample{.span = span, .at = at, .size = 0, .bytes = {}});
-    sample.size = std::min<std::uint64_t>(sample.bytes.size(), spans_[span].size - at);
-    std::memcpy(sample.bytes.data(), spans_[span].begin + at, sample.size);
+  static std::uint64_t dense_size(const Span& span) { return span.sizes.empty() ? span.size : 0; }
+  [[nodiscard]] std::uint64_t below(std::uint64_t end) {
+    return std::uniform_int_distribution<std::uint64_t>(0, end - 1)(random_);
+  }
+  [[nodiscard]] std::uint64_t somewhere_in(const Span& span) {
+    if (span.sizes.empty()) return below(span.size);
+    std::uint64_t element = 0;
+    for (std::size_t d = 0; d < span.sizes.size(); ++d) {
+      const auto index = below(static_cast<std::uint64_t>(span.sizes[d]));
+      element += index * static_cast<std::uint64_t>(span.strides[d]);
+    }
+    return element * span.size;
+  }
+  // A piece with the byte `at` in it: of a small tensor all.
+  void add_sample(std::size_t number, std::uint64_t at) {
+    const Span& span = spans_[number];
+    Sample& sample = samples_.emplace_back(Sample{.span = number, .at = at});
+    sample.size = std::min<std::uint64_t>(sample.bytes.size(), span.size);
+    if (span.sizes.empty()) sample.at = std::min(at, span.size - sample.size);
+    std::memcpy(sample.bytes.data(), span.begin + sample.at, sample.size);
   }
 
+  std::minstd_rand random_{std::random_device{}()};
   std::vector<Span> spans_;
-  std::uint64_t bytes_ = 0;  // of all
+  std::uint64_t bytes_ = 0;  // of those that are dense
   std::vector<Sample> samples_;
 };
 

@@ -182,6 +182,34 @@ TEST(TrainingWriter, WhatLibtorchDoesNotCountIsSeen) {
   }
 }
 
+// However many there are, and though one is of one element.
+TEST(TrainingWriter, WhatLibtorchDoesNotCountIsSeenInEachOfMany) {
+  torch::nn::Sequential net;
+  for (int i = 0; i < 800; ++i) net->push_back(torch::nn::Linear(8, 1));
+  AdamW optimizer(sharded_parameters(net));
+  optimizer.make_state();
+  const auto parameters = net->parameters();
+  for (std::size_t i = 0; i < parameters.size(); i += 37) {
+    const auto steady = detail::steady_memory(TrainingState(net, optimizer));
+    parameters[i].data().mul_(1.01).add_(0.01);
+    EXPECT_THROW(steady.require_unchanged(), Error) << i;
+  }
+}
+
+// What lies between its elements is not its own.
+TEST(TrainingWriter, OnlyTheElementsOfATensorAreCompared) {
+  torch::nn::Linear net(3, 4);
+  const torch::NoGradGuard no_grad;
+  const auto memory = torch::ones({4, 6});
+  net->weight.set_data(memory.narrow(1, 0, 3));
+  AdamW optimizer(sharded_parameters(net));
+  const auto steady = detail::steady_memory(TrainingState(net, optimizer));
+  memory.narrow(1, 3, 3).data().fill_(2);
+  steady.require_unchanged();
+  memory.narrow(1, 0, 3).data().fill_(2);
+  EXPECT_THROW(steady.require_unchanged(), Error);
+}
+
 // Nobody reads what is not there any more.
 TEST(TrainingWriter, ParametersThatEndAreNotCompared) {
   auto net = std::make_optional<torch::nn::Linear>(700, 300);
@@ -263,8 +291,9 @@ TEST(TrainingWriter, MomentsThatChangeAreNoticed) {
   EXPECT_THROW(steady.require_unchanged(), Error);
 }
 
-// Whether `write` ends no earlier than a copy that is under way.
-bool waits_for_copies(const std::function<void()>& write) {
+// Whether `write` ends no earlier than a copy that is under way, and changes `target` no earlier.
+bool waits_for_copies(const std::function<void()>& write, const at::Tensor& target = {}) {
+  const auto before = target.defined() ? target.clone() : at::Tensor();
   std::optional<CopyUnderWay> copy(std::in_place);
   std::atomic<bool> has_written = false;
   std::thread writer([&] {
@@ -272,7 +301,7 @@ bool waits_for_copies(const std::function<void()>& write) {
     has_written = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  const bool waits = !has_written;
+  const bool waits = !has_written && (!target.defined() || target.equal(before));
   copy.reset();
   writer.join();
   return waits;
@@ -302,6 +331,9 @@ TEST(TrainingWriter, UnitsAndBroadcastsThatWriteToParametersWait) {
     const auto local = sharded_parameters(net).at(0).local;
     const torch::NoGradGuard no_grad;
     EXPECT_TRUE((local == 3).all().item<bool>());
+    torch::nn::Linear all(2, 4);
+    all->weight.fill_(mesh.rank());
+    EXPECT_TRUE(waits_for_copies([&] { sync_module_states(all, mesh); }, all->weight.detach()));
     auto values = torch::full({4}, static_cast<float>(mesh.rank()));
     EXPECT_EQ(waits_for_copies([&] { broadcast(values, 0, mesh); }), mesh.rank() == 1);
   });

@@ -59,11 +59,11 @@ void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
     tensor = tensor.detach();
     sent.push_back(plain(tensor));
   }
+  await_copies();
   communicate("broadcast of a module's state", [&] {
     require_same_call(state_of(mesh)->names.get(), "broadcast of " + name_of_all(tensors));
     c10d::broadcast_coalesced(mesh.process_group(), sent, message_bytes, 0);
   });
-  await_copies();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!sent[i].is_same(tensors[i])) tensors[i].copy_(sent[i]);
   }
