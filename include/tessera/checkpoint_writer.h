@@ -91,11 +91,12 @@ struct SteadyMemory {
   std::function<bool(const Storage& storage)> has = {};
   // Throws an Error if some were changed after all: the save fails then on all ranks. The thread
   // that called save() is the one that changes them, and it is asked when it comes by once all is
-  // copied: by await_staged(), by another call of the save or the writer, or by what of Tessera
-  // waits. What it changed before, it has changed by then; so nothing is written before that. If it
-  // stays away for WriterOptions::ask_within, a thread of the writer asks in its place. With
-  // Overlap::measured this is also called where its next step of tessera::AdamW begins, also when
-  // the save has ended. Null: nobody can tell, and nothing waits for the caller.
+  // copied: by await_staged(), by save() or wait() of the writer, by a member of this save, or by
+  // what of Tessera waits. What it changed before, it has changed by then; so nothing is written
+  // before that. If it stays away for WriterOptions::ask_within, a thread of the writer asks in its
+  // place. This takes no lock that the caller may hold then. With Overlap::measured it is also
+  // called where the next step of tessera::AdamW begins, also when the save has ended. Null: nobody
+  // can tell, and nothing waits for the caller.
   std::function<void()> require_unchanged = {};
   // Whether all that changes it waits for the copy by itself. If not, Overlap::always has to be
   // asked for.
@@ -116,7 +117,8 @@ struct WriterOptions {
   Overlap overlap = Overlap::measured;
   // How long the caller of a save that is copied beside its step may stay away when all is copied
   // (SteadyMemory::require_unchanged). An operation of its own on that memory that was under way
-  // all this time would go unseen.
+  // all this time would go unseen. The end of the writer waits for no more than a quarter of
+  // end_within, and a stop of the save ends that wait.
   std::chrono::milliseconds ask_within = std::chrono::seconds(10);
   // A process of its own saves in place of the thread: `tessera writer`, which each rank starts
   // when its writer is made. It outlives the trainer: what all ranks have staged it finishes, and
@@ -139,7 +141,8 @@ class CheckpointWriter {
  public:
   // Every rank makes one over a group of its own, which the writer's thread alone uses from now on,
   // and which lives as long as the thread. Throws `invalid_argument` for no group, for threads that
-  // are not 1 to 1024 and a negative end_within, and `io` where there is no memory for the arena.
+  // are not 1 to 1024, a silence below a millisecond and other times below 0, and `io` where there
+  // is no memory for the arena.
   explicit CheckpointWriter(std::shared_ptr<Group> group, const WriterOptions& options = {});
   // The same for one process.
   explicit CheckpointWriter(const WriterOptions& options = {});

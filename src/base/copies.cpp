@@ -14,6 +14,7 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
 // Of no other thread, also when this one has ended.
 std::uint64_t thread_number() noexcept {
@@ -29,8 +30,10 @@ struct CopyState {
   std::uint64_t caller = thread_number();
   Decision is_made = {};
   std::mutex mutex = {};
-  std::function<void()> ask = {};  // guarded by mutex; null: not yet, or it was
+  std::function<void()> question = {};  // guarded by mutex; null: not yet, or it was taken
+  std::uint64_t asker = 0;              // likewise: who has taken it
   Decision is_asked = {};
+  std::atomic<milliseconds> most{milliseconds::max()};  // to wait for the caller
 };
 
 namespace {
@@ -72,14 +75,23 @@ void forget(const std::shared_ptr<CopyState>& copy) {
   std::erase(table.copies, copy);
 }
 
+// Whoever takes the question asks it, and others wait for that.
 void ask(CopyState& copy) {
-  const std::lock_guard lock(copy.mutex);
-  if (const auto question = std::exchange(copy.ask, nullptr)) question();
+  std::function<void()> question;
+  {
+    const std::lock_guard lock(copy.mutex);
+    if (copy.question) copy.asker = thread_number();
+    question = std::exchange(copy.question, nullptr);
+    const bool asks_already = copy.asker == thread_number();  // the question itself comes by
+    if (!question && (copy.asker == 0 || asks_already)) return;
+  }
+  if (!question) return copy.is_asked.wait();
+  question();
   copy.is_asked.make();
 }
 
 void pass(CopyState& copy) {
-  if (!copy.made_here) return;
+  if (!copy.made_here || thread_job().is_copying) return;
   copy.is_made.wait();
   if (copy.caller == thread_number()) ask(copy);
 }
@@ -114,18 +126,29 @@ CopyUnderWay::~CopyUnderWay() {
   end();
 }
 
-void CopyUnderWay::ask_caller(std::function<void()> question, std::chrono::milliseconds within) {
+bool CopyUnderWay::ask_caller(std::function<void()> question, milliseconds within,
+                              const std::stop_token& stop) {
   {
     const std::lock_guard lock(state_->mutex);
-    state_->ask = std::move(question);
+    state_->question = std::move(question);
   }
   state_->is_made.make();
   // In parts: of the time for which a process is stopped one counts at most.
-  constexpr int kParts = 100;
+  constexpr milliseconds kPart{50};
   const bool is_caller = state_->caller == thread_number();
-  for (int i = 0; !is_caller && i < kParts; ++i)
-    if (state_->is_asked.wait_for(within / kParts)) return;
+  for (milliseconds waited{0}; !is_caller && waited < std::min(within, state_->most.load());
+       waited += kPart) {
+    if (state_->is_asked.wait_for(std::min(kPart, within))) return true;
+    if (!stop.stop_requested()) continue;
+    const std::lock_guard lock(state_->mutex);
+    if (std::exchange(state_->question, nullptr)) return false;
+  }
   ask(*state_);
+  return true;
+}
+
+void CopyUnderWay::hurry(milliseconds within) {
+  state_->most = within;
 }
 
 void CopyUnderWay::end() {
@@ -137,8 +160,11 @@ void CopyUnderWay::pass() {
   tessera::pass(*state_);
 }
 
-void CopyUnderWay::pass_within(std::chrono::milliseconds time) {
-  if (state_->made_here && state_->is_made.wait_for(time)) pass();
+bool CopyUnderWay::pass_within(milliseconds time) {
+  if (!state_->made_here) return true;
+  if (!state_->is_made.wait_for(time)) return false;
+  pass();
+  return true;
 }
 
 void await_copies() {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 
 namespace tessera {
 
@@ -22,23 +23,27 @@ class CopyUnderWay {
   CopyUnderWay(const CopyUnderWay&) = delete;
   CopyUnderWay& operator=(const CopyUnderWay&) = delete;
 
-  // The copy is made. Returns when `question` has been asked, which throws nothing: by the caller
-  // when it passes, and so has ended what it had begun; or by this thread, if that takes longer
-  // than `within` while the process runs. Once, or not at all.
-  void ask_caller(std::function<void()> question, std::chrono::milliseconds within);
+  // The copy is made. Returns true when `question` has been asked, which throws nothing: by the
+  // caller when it passes, and so has ended what it had begun; or by this thread, if that takes
+  // longer than `within` while the process runs. False: `stop` came first. Once, or not at all.
+  // Whoever asks holds nothing of this.
+  [[nodiscard]] bool ask_caller(std::function<void()> question, std::chrono::milliseconds within,
+                                const std::stop_token& stop);
+  // Nobody waits for the caller for longer than that once all is copied.
+  void hurry(std::chrono::milliseconds within);
   // It is made, or never will be. Nobody is asked any more.
   void end();
   // Waits until the copy is made. The caller is asked then.
   void pass();
-  // The same if it is made before the time is over.
-  void pass_within(std::chrono::milliseconds time);
+  // The same if it is made before the time is over. Returns whether it is.
+  bool pass_within(std::chrono::milliseconds time);
 
  private:
   const std::shared_ptr<CopyState> state_;
 };
 
-// Passes all copies that are under way. Whatever of the library writes to parameters or to the
-// state of an optimizer calls it before.
+// Passes all copies that are under way, unless this thread makes one. Whatever of the library
+// writes to parameters or to the state of an optimizer calls it before.
 void await_copies();
 
 // await_copies(), by a step that begins. What watches steps of this thread hears when it does.

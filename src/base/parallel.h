@@ -29,6 +29,7 @@ struct ThreadJob {
   RecentBlocks* blocks = nullptr;   // likewise
   bool is_settling = false;
   const BackgroundWriter* behind = nullptr;  // whose save it is: it waits for no such save
+  bool is_copying = false;                   // it makes a copy (copies.h), and waits for none
 };
 [[nodiscard]] ThreadJob& thread_job() noexcept;
 
@@ -108,7 +109,7 @@ class Decision {
   void make();
   [[nodiscard]] bool is_made() const noexcept { return is_made_; }
   void wait() const;
-  // Returns whether it is made.
+  // Returns whether it is made. Not for longer than years: the clock overflows.
   [[nodiscard]] bool wait_for(std::chrono::milliseconds time) const;
 
  private:

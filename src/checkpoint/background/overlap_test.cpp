@@ -19,7 +19,9 @@
 #include "checkpoint/background/testing.h"
 #include "comm/confer.h"
 #include "comm/testing.h"
+#include "conformance/temporary_directory.h"
 #include "tessera/restore.h"
+#include "tessera/run_directory.h"
 #include "tessera/tensor_view.h"
 
 namespace tessera {
@@ -245,6 +247,145 @@ TEST(Overlap, ACallerThatStaysAwayKeepsNobody) {
   left->result();
 }
 
+// However long it may stay away.
+TEST(Overlap, TimesAreAsTheyAreSaid) {
+  Value tree = Value::dict({{"w", numbers(2, 1)}});
+  for (const auto within : {0ms, 70ms, std::chrono::milliseconds::max()}) {
+    WriterOptions options = always();
+    options.ask_within = within;
+    CheckpointWriter writer(options);
+    std::atomic<bool> is_asked = false;
+    const PendingSave pending =
+        writer.save(tree, memory_store(), {}, {}, asked([&] { is_asked = true; }));
+    std::this_thread::sleep_for(30ms);
+    if (within > 0ms) EXPECT_FALSE(is_asked);
+    pending.await_staged();
+    EXPECT_TRUE(is_asked);
+  }
+}
+
+// What is asked may come by itself.
+TEST(Overlap, AQuestionMayLoad) {
+  const auto other = memory_store();
+  save(Value::dict({{"x", numbers(2, 5)}}), other);
+  Value tree = Value::dict({{"w", numbers(2, 1)}});
+  CheckpointWriter writer(always());
+  std::optional<PendingSave> pending;
+  Value target = Value::dict({{"x", numbers(2, 0)}});
+  pending = writer.save(tree, memory_store(), {}, {}, asked([&] {
+                          load(target, other);
+                          EXPECT_FALSE(pending->done());
+                        }));
+  pending->result();
+  EXPECT_THAT(floats(target.at("x").as_tensor()), ElementsAre(5, 6));
+}
+
+// A source of the tree that reads another checkpoint waits for no copy: it is part of one.
+TEST(Overlap, ASourceMayRead) {
+  class ReadingSource final : public ByteSource {
+   public:
+    explicit ReadingSource(std::shared_ptr<Store> from) : from_(std::move(from)) {}
+    [[nodiscard]] std::uint64_t size() const override { return 8; }
+    void read_at(std::uint64_t offset, MutableByteView out) const override {
+      Value target = Value::dict({{"x", numbers(2, 0)}});
+      load(target, from_);
+      std::memcpy(out.data(), reinterpret_cast<std::byte*>(elements_of(target, "x")) + offset,
+                  out.size());
+    }
+    [[nodiscard]] const std::string& name() const override { return name_; }
+
+   private:
+    const std::string name_ = "another checkpoint";
+    const std::shared_ptr<Store> from_;
+  };
+  const auto other = memory_store();
+  save(Value::dict({{"x", numbers(2, 5)}}), other);
+  Value tree = Value::dict({{"w", numbers(2, 1)}});
+  auto& storage = tree.at("w").as_tensor().pieces.at(0).storage;
+  storage = std::make_shared<Storage>();
+  storage->source = std::make_shared<ReadingSource>(other);
+  storage->size = 8;
+  CheckpointWriter writer(always());
+  const auto store = memory_store();
+  writer.save(tree, store, {}, {}, asked([] {})).result();
+  EXPECT_THAT(floats_at(store, "w"), ElementsAre(5, 6));
+}
+
+// Who opens the place comes by before it waits for the save.
+TEST(Overlap, WhoOpensThePlaceComesBy) {
+  const TemporaryDirectory run;
+  Value tree = Value::dict({{"w", numbers(2, 1)}});
+  WriterOptions options = always();
+  options.ask_within = 1h;
+  CheckpointWriter writer(options);
+  const auto save_step = [&](int step) {
+    return writer.save(tree, run.path() + "/step" + std::to_string(step), {}, {}, asked([] {}));
+  };
+  (void)save_step(1);
+  EXPECT_EQ(latest_checkpoint(run.path()).found->step, 1);
+  (void)save_step(2);
+  EXPECT_EQ(floats_at(run.path() + "/step2", "w").size(), 2U);
+  (void)save_step(3);
+  (void)retain(run.path(), run_checkpoint(run.path(), 3));
+  (void)save_step(4);
+  EXPECT_EQ(run_checkpoints(run.path()).size(), 4U);
+}
+
+// A stop ends the wait for a copy of another save, and for the caller.
+TEST(Overlap, AStopEndsEachWait) {
+  SlowTree slow(1);
+  WriterOptions options = always();
+  options.ask_within = 1h;
+  CheckpointWriter writer(options);
+  const PendingSave first = writer.save(slow.tree, memory_store(), {}, {}, SlowTree::steady());
+  std::stop_source stop;
+  SaveOptions stopped;
+  stopped.stop = stop.get_token();
+  std::thread stopper([&] {
+    std::this_thread::sleep_for(50ms);
+    stop.request_stop();
+  });
+  const PendingSave second = writer.save(slow.tree, memory_store(), stopped, {});
+  EXPECT_FALSE(second.staged());
+  stopper.join();
+  slow.gate->open();
+  EXPECT_EQ(code_of([&] { second.result(); }), ErrorCode::cancelled);
+  std::stop_source away;
+  stopped.stop = away.get_token();
+  Value tree = Value::dict({{"w", numbers(2, 1)}});
+  const PendingSave third = writer.save(tree, memory_store(), stopped, {}, asked([] {}));
+  away.request_stop();
+  std::thread([&] { EXPECT_EQ(code_of([&] { third.result(); }), ErrorCode::cancelled); }).join();
+}
+
+// On another thread, before its time is over.
+TEST(Overlap, TheEndOfTheWriterWaitsForNoCaller) {
+  Value tree = Value::dict({{"w", numbers(2, 1)}});
+  const auto store = memory_store();
+  WriterOptions options = always();
+  options.ask_within = 1h;
+  options.end_within = 2s;
+  auto writer = std::make_unique<CheckpointWriter>(options);
+  (void)writer->save(tree, store, {}, {}, asked([] {}));
+  std::thread([&] { writer.reset(); }).join();
+  EXPECT_THAT(floats_at(store, "w"), ElementsAre(1, 2));
+}
+
+TEST(Overlap, TheEndOfTheWriterTakesNoLongerThanItSays) {
+  SlowTree slow(1);
+  WriterOptions options = always();
+  options.end_within = 400ms;
+  auto writer = std::make_unique<CheckpointWriter>(options);
+  (void)writer->save(slow.tree, memory_store(), {}, {}, SlowTree::steady());
+  slow.gate->await_somebody();
+  const Warnings warnings;
+  const auto begin = std::chrono::steady_clock::now();
+  writer.reset();
+  const auto took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(took, 400ms);
+  EXPECT_LT(took, 700ms);
+}
+
 // A caller that never comes by has a writer that ends.
 TEST(Overlap, TheEndOfTheWriterComesBy) {
   Value tree = Value::dict({{"w", numbers(2, 1)}});
@@ -403,7 +544,7 @@ TEST(Overlap, BehindAConflictSavesWait) {
     begin_step();
     is_in_step = false;
     auto steady = asked([&is_in_step] {
-      if (!is_in_step) throw Error(ErrorCode::conflict, "changed");
+      if (!is_in_step) throw Error(ErrorCode::mismatch, "changed");
     });
     steady.is_awaited = true;
     const auto pending = writer.save(tree, memory_store(), {}, {}, std::move(steady));

@@ -109,8 +109,12 @@ void SaveOutcome::pass_copy() {
   if (copy_) copy_->pass();
 }
 
-void SaveOutcome::pass_copy_within(std::chrono::milliseconds time) {
-  if (copy_) copy_->pass_within(time);
+bool SaveOutcome::pass_copy_within(std::chrono::milliseconds time) {
+  return !copy_ || copy_->pass_within(time);
+}
+
+void SaveOutcome::hurry(std::chrono::milliseconds within) {
+  if (copy_) copy_->hurry(within);
 }
 
 void SaveOutcome::end_staging(bool is_staged) {
@@ -177,13 +181,21 @@ std::optional<Error> error_of(const std::vector<std::shared_ptr<SaveOutcome>>& u
 }  // namespace
 
 // The caller comes by.
-void BackgroundWriter::pass_copies(std::chrono::milliseconds within) {
+void BackgroundWriter::pass_copies(Clock::time_point until, const std::stop_token& stop) {
+  constexpr std::chrono::milliseconds kBetweenLooks{50};
   Outcomes under_way;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& job : jobs_) under_way.push_back(job->outcome);
   }
-  for (const auto& outcome : under_way) outcome->pass_copy_within(within);
+  for (const auto& outcome : under_way) {
+    const auto left = [&] {
+      const auto time = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+      return std::clamp(time, std::chrono::milliseconds(0), kBetweenLooks);
+    };
+    while (!outcome->pass_copy_within(left()) && left().count() > 0 && !stop.stop_requested())
+      continue;
+  }
 }
 
 // Waits for the turn, and for the arena, if that is the option. Returns the error of an earlier
@@ -196,7 +208,7 @@ std::optional<Error> BackgroundWriter::turn_of(Job& job) {
     changed_.notify_all();
   });
   const bool is_patient = options_.if_busy == IfBusy::wait;
-  pass_copies(is_patient ? kLongestEnd : std::chrono::milliseconds(0));
+  pass_copies(is_patient ? Clock::now() + kLongestEnd : Clock::now(), job.stop.get_token());
   Outcomes earlier;
   bool is_free = false;
   {
@@ -258,7 +270,6 @@ void BackgroundWriter::end_staging(Job& job, std::optional<Error> failure) {
 // Who hears that all is copied may end the writer: this thread has nothing of it then.
 void BackgroundWriter::settle(std::shared_ptr<BackgroundWriter> self, std::shared_ptr<Job> job,
                               std::optional<Error> failure) {
-  if (failure && failure->code() == ErrorCode::conflict) self->overlap_.note_change();
   self->end_staging(*job, std::move(failure));
   const auto outcome = job->outcome;
   const bool is_staged = !job->failure;
@@ -267,17 +278,30 @@ void BackgroundWriter::settle(std::shared_ptr<BackgroundWriter> self, std::share
   outcome->end_staging(is_staged);
 }
 
+// What the caller is asked; also why it was not.
+std::optional<Error> BackgroundWriter::change_of(const Job& job, CopyUnderWay& copy) {
+  std::optional<Error> change;
+  const bool is_asked = copy.ask_caller([&] { change = failure_of(job.steady.require_unchanged); },
+                                        options_.ask_within, job.stop.get_token());
+  if (!is_asked) return failure_of([] { throw_cancelled(); });
+  if (change) overlap_.note_change();
+  return change;
+}
+
 // A thread for each save: that of the writer runs where no other does, and cannot leave that. What
 // libtorch counts is an operation that has ended. So nothing is written before the caller has come
-// by, whose own operations have ended then, or has stayed away so long that it has none under way.
+// by, whose own operations have ended then, or has stayed away for long.
 void BackgroundWriter::stage_rest(const std::shared_ptr<Job>& caller_job) {
   auto copy = std::make_shared<CopyUnderWay>();
   auto work = [self = shared_from_this(), job = caller_job, copy]() mutable {
+    const bool was_copying = std::exchange(thread_job().is_copying, true);
     auto failure = failure_of([&] { job->snapshot->take_rest(self->options_.threads); });
+    thread_job().is_copying = was_copying;
     job->copied = Clock::now();
-    if (!failure && job->steady.require_unchanged) {
-      copy->ask_caller([&] { failure = failure_of(job->steady.require_unchanged); },
-                       self->options_.ask_within);
+    if (failure) {
+      self->overlap_.note_failure();
+    } else if (job->steady.require_unchanged) {
+      failure = self->change_of(*job, *copy);
     }
     copy->end();
     settle(std::move(self), std::move(job), std::move(failure));
@@ -290,10 +314,29 @@ void BackgroundWriter::stage_rest(const std::shared_ptr<Job>& caller_job) {
   caller_job->outcome->set_copy(std::move(copy));
 }
 
+// Gives the turn of a job back, if it has one. Before that the job is on the list, or has failed.
+class BackgroundWriter::Turn {
+ public:
+  Turn(BackgroundWriter& writer, const Job& job) : writer_(writer), job_(job) {}
+  ~Turn() {
+    const std::lock_guard lock(writer_.mutex_);
+    if (job_.has_turn) writer_.is_turn_taken_ = false;
+    writer_.changed_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  BackgroundWriter& writer_;
+  const Job& job_;
+};
+
 PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
                                    const SaveOptions& options, SaveDone done, SteadyMemory steady) {
   require_usable();
   const auto job = std::make_shared<Job>(where, options, std::move(done));
+  Jobs listed{job};  // memory for that is there when the copy has begun
+  const Turn turn(*this, *job);
   job->called = Clock::now();
   job->steady = std::move(steady);
   std::optional<Error> earlier;
@@ -313,11 +356,10 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
   job->handed_over = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    if (job->has_turn) is_turn_taken_ = false;
     if (is_refused) {
       job->outcome->decide({}, job->failure);
     } else {
-      jobs_.push_back(job);
+      jobs_.splice(jobs_.end(), listed);
     }
     changed_.notify_all();
   }
@@ -327,7 +369,7 @@ PendingSave BackgroundWriter::save(const Value& tree, const Location& where,
 
 void BackgroundWriter::wait() {
   require_usable();
-  pass_copies(kLongestEnd);
+  pass_copies(Clock::now() + kLongestEnd);
   Outcomes earlier;
   {
     std::unique_lock lock(mutex_);
@@ -490,12 +532,11 @@ void BackgroundWriter::log_cost(const Job& job, const SaveResult& result) const 
 }
 
 // Whether the thread has ended before the time is over. Before that it asks what is left to end.
-bool BackgroundWriter::await_end(std::chrono::milliseconds within) {
-  const auto until = std::chrono::steady_clock::now() + within;
+bool BackgroundWriter::await_end(Clock::time_point until) {
   const auto has_ended = [this] { return has_ended_; };
+  const auto grace = std::min(kLongestGrace, std::min(options_.end_within, kLongestEnd) / 2);
   std::unique_lock lock(mutex_);
-  if (changed_.wait_until(lock, until - std::min(kLongestGrace, within / 2), has_ended))
-    return true;
+  if (changed_.wait_until(lock, until - grace, has_ended)) return true;
   const auto left = jobs_;
   lock.unlock();
   for (const auto& job : left) job->stop.request_stop();
@@ -513,10 +554,19 @@ void BackgroundWriter::close() {
     is_closing_ = true;
     changed_.notify_all();
   }
-  pass_copies(std::min(options_.end_within, kLongestEnd));
+  // Before the time at which what is left is asked to stop, nobody waits for the caller any more.
+  const auto within = std::min(options_.end_within, kLongestEnd);
+  const auto until = Clock::now() + within;
+  Outcomes under_way;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& job : jobs_) under_way.push_back(job->outcome);
+  }
+  for (const auto& outcome : under_way) outcome->hurry(within / 4);
+  pass_copies(until - within / 2);
   // A hook that ends its own writer cannot wait for itself: the thread goes on with what it has.
   const bool is_own_hook = thread_job().behind == this;
-  if (!is_own_hook && await_end(std::min(options_.end_within, kLongestEnd))) {
+  if (!is_own_hook && await_end(until)) {
     thread_->join();
   } else {
     thread_->detach();

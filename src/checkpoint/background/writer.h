@@ -3,8 +3,8 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,7 +38,9 @@ class SaveOutcome {
   // What goes on when save() has returned; before others have the outcome.
   void set_copy(std::shared_ptr<CopyUnderWay> copy);
   void pass_copy();
-  void pass_copy_within(std::chrono::milliseconds time);
+  bool pass_copy_within(std::chrono::milliseconds time);  // whether it has
+  // As CopyUnderWay has it.
+  void hurry(std::chrono::milliseconds within);
   // Once: whether this rank's tensors are copied.
   void end_staging(bool is_staged);
   [[nodiscard]] bool is_staged() const noexcept { return staging_.is_made() && is_staged_; }
@@ -103,16 +105,19 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
     std::stop_callback<std::function<void()>> forward;  // of the caller's stop
   };
   using Outcomes = std::vector<std::shared_ptr<SaveOutcome>>;
+  using Jobs = std::list<std::shared_ptr<Job>>;
 
   void require_usable() const;
   [[nodiscard]] Outcomes untaken();  // with mutex_ held
   [[nodiscard]] bool is_at_rest() const { return jobs_.empty() && !is_calling_back_; }  // likewise
-  void pass_copies(std::chrono::milliseconds within);
+  void pass_copies(std::chrono::steady_clock::time_point until, const std::stop_token& stop = {});
   [[nodiscard]] std::optional<Error> turn_of(Job& job);
   void stage(Job& job, const Value& tree);
+  [[nodiscard]] std::optional<Error> change_of(const Job& job, CopyUnderWay& copy);
   void stage_rest(const std::shared_ptr<Job>& job);
   static void settle(std::shared_ptr<BackgroundWriter> self, std::shared_ptr<Job> job,
                      std::optional<Error> failure);
+  class Turn;
   void end_staging(Job& job, std::optional<Error> failure);
   void start_process();
   void hand_over(const Job& job);
@@ -122,7 +127,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   [[nodiscard]] std::shared_ptr<Job> next();
   void end(Job& job, SaveResult result, std::optional<Error> failure);
   void log_cost(const Job& job, const SaveResult& result) const;
-  [[nodiscard]] bool await_end(std::chrono::milliseconds within);
+  [[nodiscard]] bool await_end(std::chrono::steady_clock::time_point until);
 
   const MadeHere made_here_;
   const WriterOptions options_;
@@ -136,7 +141,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   std::uint64_t calls_ = 0;
   std::condition_variable changed_;
   bool is_turn_taken_ = false;  // one thread prepares a save at a time
-  std::deque<std::shared_ptr<Job>> jobs_;
+  Jobs jobs_;
   Outcomes failed_;  // of which untaken() asks
   bool is_calling_back_ = false;
   bool is_closing_ = false;

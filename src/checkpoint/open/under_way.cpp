@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "base/copies.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/process.h"
@@ -190,7 +191,10 @@ void await_own_saves(const Location& where, Looks looks, const std::stop_token& 
 
 void await_saves(const Location& where, Looks looks, const std::stop_token& stop) {
   if (thread_job().behind != nullptr) return;
-  if (under_way.size > 0) await_own_saves(where, looks, stop);
+  if (under_way.size > 0) {
+    await_copies();  // one of the saves may wait for this thread to come by
+    await_own_saves(where, looks, stop);
+  }
   if (looks != Looks::at_run) return;
   const bool is_store_of_disk = where.store && where.name.empty() && where.store->has_directories();
   if (is_on_disk(where) || is_store_of_disk) {
