@@ -1,7 +1,7 @@
 // Grace: a run that is told to end ends well, in the time that it is given.
 //
-//   Grace grace({.time = std::chrono::seconds(60)});  // of several ranks, over the group that
-//   saves for (std::int64_t step = 1; step <= 1000; ++step) {
+//   Grace grace;  // of several ranks, over the group that saves
+//   for (std::int64_t step = 1; step <= 1000; ++step) {
 //     const Value tree = Value::dict({{"step", step}});  // what the step has made
 //     if (!grace.ends()) continue;
 //     if (grace.leaves_time_to_save()) {
@@ -12,9 +12,9 @@
 //     break;
 //   }
 //
-// Schedulers send SIGTERM some time before they kill: Slurm (KillWait, `--signal`) and torchrun 30
-// s, Kubernetes what terminationGracePeriodSeconds says. It may come to one rank alone. All ranks
-// act on it behind the same step, and a save begins only if the last ones say that it ends in time.
+// Schedulers send SIGTERM some time before they kill: Slurm by KillWait and `--signal`, torchrun
+// 30 s, Kubernetes by terminationGracePeriodSeconds. It may come to one rank alone. All ranks act
+// on it behind the same step, and a save begins only if the last ones say that it ends in time.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,6 @@
 // RunLease: one job at a time goes on with a run.
 //
-//   RunLease lease("run");  // of several ranks, over the group that saves; `conflict`: another has
-//   it
+//   RunLease lease("run");  // throws `conflict` while another job has it
 //   ...
 //   lease.require_held();  // before each save
 //
