@@ -140,7 +140,8 @@ HighestLease highest_in(const Store& run) {
 std::optional<bool> is_alive(const LeaseText& lease) {
   std::optional<bool> alive;
   try {
-    alive = same_host::Watch(same_host::process_from_text(lease.process)).alive();
+    const auto process = same_host::process_from_text(lease.process);
+    if (process.host == same_host::this_process().host) alive = same_host::Watch(process).alive();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::peer_failed) alive = false;
   }

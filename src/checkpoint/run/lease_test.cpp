@@ -46,7 +46,9 @@ std::vector<std::string> names_in(const Store& run) {
 
 // As a job on another host has it, which gave no sign since.
 std::string of_another_host(int signs) {
-  return "a job of tessera\nstate held\nexpires 1000 ms\nprocess \nhost elsewhere\nsigns " +
+  // Numbers of processes there say nothing here.
+  return "a job of tessera\nstate held\nexpires 1000 ms\nprocess boot/pid:[1] 4194303 1\n"
+         "host elsewhere\nsigns " +
          std::to_string(signs) + "\n";
 }
 
