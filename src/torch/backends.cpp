@@ -1,5 +1,6 @@
 #include "torch/backends.h"
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #ifdef USE_C10D_NCCL
@@ -153,7 +154,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> with_messages(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     const c10::intrusive_ptr<c10d::Store>& store, torch::Device device,
     const MeshOptions& options) {
-  const auto serves = [&](at::DeviceType type) { return group->hasBackendForDeviceType(type); };
+  const auto served = group->getDeviceTypes();
+  const auto serves = [&](at::DeviceType type) {
+    return std::ranges::find(served, type, &at::Device::type) != served.end();
+  };
   if (!serves(device.type())) {
     throw Error(ErrorCode::invalid_argument,
                 "the process group has no backend for devices of type " +
