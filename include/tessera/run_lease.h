@@ -23,8 +23,8 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 struct LeaseOptions {
-  // A job that gives no sign for so long may be taken for dead. It gives six in this time. At least
-  // a second.
+  // A job that gives no sign for so long may be taken for dead. It gives six in this time. A second
+  // to a day.
   std::chrono::milliseconds expires = std::chrono::seconds(60);
   // Ends the wait for a sign of the job that has the run: `cancelled`.
   std::stop_token stop = {};
@@ -34,12 +34,15 @@ class RunLease {
  public:
   // Takes the run. If another job has it, waits for a sign of life of that one: `conflict` if there
   // is one, a sixth of its time later at most, or if two come at once and this is the other one.
-  // Throws what the store throws, `corrupt` for an object of that name that is none of ours, and
-  // `invalid_argument` for a time below a second.
+  // Then waits, for a minute at most, for the writer process of a job that has died on this host
+  // and is still at its last save. Throws what the store throws, `unsupported` for one that lets
+  // rivals in, `corrupt` for an object of that name that is none of ours, and `invalid_argument`
+  // for a time out of its bounds.
   explicit RunLease(const Location& run, const LeaseOptions& options = {});
   // The same by rank 0 for all ranks, which throw alike. The group must outlive it. Collective.
   RunLease(const Location& run, Group& group, const LeaseOptions& options = {});
-  // Says that the run is free, if it is still this job's. In a child of fork() it does nothing.
+  // Says that the run is free, if it is still this job's; a store that does not answer is not
+  // waited for longer than ten seconds. In a child of fork() it does nothing.
   ~RunLease();
   RunLease(const RunLease&) = delete;
   RunLease& operator=(const RunLease&) = delete;

@@ -109,7 +109,11 @@ Watch::Watch(const ProcessId& process)
     throw Error(ErrorCode::unsupported, std::string("pidfd_open: ") + std::strerror(errno));
   }
   // Looked at after the descriptor was opened: the number may have come to mean somebody else.
-  if (!pidfd_ || start_time(process.pid) != process.started || !alive()) {
+  const auto started = start_time(process.pid);
+  if (pidfd_ && !started && alive())
+    throw Error(ErrorCode::unsupported,
+                "/proc does not show process " + std::to_string(process.pid));
+  if (!pidfd_ || started != process.started || !alive()) {
     throw Error(ErrorCode::peer_failed,
                 "process " + std::to_string(process.pid) + " has ended already");
   }

@@ -3,11 +3,14 @@
 //   2. He makes the next one, which only one can: who has the run is decided there.
 //   3. He writes it again and again. A job that finds a higher one than its own has lost the run.
 #include <algorithm>
+#include <charconv>
 #include <condition_variable>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,8 +24,8 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/process.h"
-#include "base/text.h"
 #include "checkpoint/open/located.h"
+#include "checkpoint/open/under_way.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
@@ -44,9 +47,19 @@ constexpr std::string_view kLeaseStart = "tessera-lease-";
 constexpr std::string_view kLeaseEnd = ".txt";
 constexpr std::string_view kLeaseLine = "a job of tessera";
 constexpr int kSigns = 6;  // of life, in the time of a lease
+constexpr milliseconds kMostExpires = std::chrono::hours(24);
 
 std::string lease_name(std::uint64_t number) {
   return std::string(kLeaseStart) + std::to_string(number) + std::string(kLeaseEnd);
+}
+
+// Plain digits; none: anything else, or more than 64 bits.
+std::optional<std::uint64_t> number_in(std::string_view digits) {
+  std::uint64_t number = 0;
+  const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  const bool is_plain = failed == std::errc() && end == digits.data() + digits.size() &&
+                        (digits.size() == 1 || !digits.starts_with('0'));
+  return is_plain ? std::optional(number) : std::nullopt;
 }
 
 // What a job says of itself. Its lines are "KEY VALUE".
@@ -54,40 +67,52 @@ struct LeaseText {
   bool is_free = false;
   milliseconds expires{0};
   std::string process;  // as to_text() of comm/segment.h says it; empty: not known
+  std::string id;       // of the lease: a process that has become another program has none
   std::string host;
   std::uint64_t signs = 0;
 
   [[nodiscard]] std::string text() const {
-    return fmt::format("{}\nstate {}\nexpires {} ms\nprocess {}\nhost {}\nsigns {}\n", kLeaseLine,
-                       is_free ? "free" : "held", expires.count(), process, host, signs);
+    return fmt::format("{}\nstate {}\nexpires {} ms\nprocess {}\nid {}\nhost {}\nsigns {}\n",
+                       kLeaseLine, is_free ? "free" : "held", expires.count(), process, id, host,
+                       signs);
   }
 };
+
+[[noreturn]] void throw_no_lease() {
+  throw Error(ErrorCode::corrupt,
+              "the lease of a run that no job of tessera has written; removed by hand, it is free");
+}
 
 // Throws `corrupt` for what text() has not written.
 LeaseText lease_from_text(std::string_view text) {
   const auto line = [&text](std::string_view key) {
     const std::size_t end = text.find('\n');
-    if (end == std::string_view::npos || !text.starts_with(key))
-      throw Error(ErrorCode::corrupt, "the lease of a run that no job of tessera has written");
-    const std::string value(text.substr(key.size(), end - key.size()));
+    if (end == std::string_view::npos || !text.starts_with(key)) throw_no_lease();
+    const std::string_view value = text.substr(key.size(), end - key.size());
     text.remove_prefix(end + 1);
     return value;
   };
   const auto number = [](std::string_view digits) {
-    const auto value = plain_number(digits);
-    if (value) return static_cast<std::uint64_t>(*value);
-    throw Error(ErrorCode::corrupt, "the lease of a run has no number where it should");
+    const auto value = number_in(digits);
+    if (!value) throw_no_lease();
+    return *value;
   };
   LeaseText lease;
-  (void)line(kLeaseLine);
-  lease.is_free = line("state ") == "free";
-  std::string expires = line("expires ");
-  expires.resize(expires.size() - std::min(expires.size(), std::string_view(" ms").size()));
-  constexpr std::uint64_t kMost = 1'000'000'000;  // twelve days: what waits for it would never end
-  lease.expires = milliseconds(std::min(number(expires), kMost));
+  if (!line(kLeaseLine).empty()) throw_no_lease();
+  const std::string_view state = line("state ");
+  lease.is_free = state == "free";
+  if (!lease.is_free && state != "held") throw_no_lease();
+  std::string_view expires = line("expires ");
+  if (!expires.ends_with(" ms")) throw_no_lease();
+  expires.remove_suffix(3);
+  // Whoever waits for more would wait for ever.
+  const auto most = static_cast<std::uint64_t>(kMostExpires.count());
+  lease.expires = milliseconds(std::min(number(expires), most));
   lease.process = line("process ");
+  lease.id = line("id ");
   lease.host = line("host ");
   lease.signs = number(line("signs "));
+  if (!text.empty()) throw_no_lease();
   return lease;
 }
 
@@ -105,7 +130,7 @@ std::vector<std::uint64_t> numbers_in(const Store& run) {
     if (!name.starts_with(kLeaseStart) || !name.ends_with(kLeaseEnd)) continue;
     name.remove_prefix(kLeaseStart.size());
     name.remove_suffix(kLeaseEnd.size());
-    if (const auto number = plain_number(name)) numbers.push_back(*number);
+    if (const auto number = number_in(name)) numbers.push_back(*number);
   }
   return numbers;
 }
@@ -118,30 +143,43 @@ HighestLease highest_in(const Store& run) {
     highest = {.number = numbers.empty() ? 0 : *std::ranges::max_element(numbers)};
     if (highest.number == 0) return true;
     try {
-      highest.text = to_text(read_all(*run.open(lease_name(highest.number)), kMostBytes));
+      const auto source = run.open(lease_name(highest.number));
+      if (source->size() > kMostBytes) throw_no_lease();
+      highest.text = to_text(read_all(*source, kMostBytes));
+      highest.lease = lease_from_text(highest.text);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::not_found) return false;  // a higher one takes its place
       throw;
     }
     return true;
   };
-  const auto path = [&] { return run.name() + "/" + lease_name(highest.number); };
-  if (!look_again(look))
-    throw Error(ErrorCode::io, "is listed, and cannot be opened").at_path(path());
   try {
-    if (highest.number > 0) highest.lease = lease_from_text(highest.text);
+    if (!look_again(look)) throw_no_lease();
   } catch (Error& error) {
-    throw error.at_path(path());
+    throw error.at_path(run.name() + "/" + lease_name(highest.number));
   }
   return highest;
 }
+
+// The leases that this process has, by their ids.
+struct OwnLeases {
+  ShortMutex mutex;
+  std::set<std::string> ids;  // guarded by mutex
+};
+OwnLeases& own_leases = *new OwnLeases;
 
 // Whether its process runs; none: that is on another host, or the kernel does not tell.
 std::optional<bool> is_alive(const LeaseText& lease) {
   std::optional<bool> alive;
   try {
     const auto process = same_host::process_from_text(lease.process);
-    if (process.host == same_host::this_process().host) alive = same_host::Watch(process).alive();
+    const auto own = same_host::this_process();
+    if (process == own) {
+      const std::lock_guard lock(own_leases.mutex);
+      alive = own_leases.ids.contains(lease.id);
+    } else if (process.host == own.host) {
+      alive = same_host::Watch(process).alive();
+    }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::peer_failed) alive = false;
   }
@@ -156,7 +194,8 @@ std::optional<bool> is_alive(const LeaseText& lease) {
 
 // The number of the lease that may be made now.
 std::uint64_t free_number(const Store& run, const std::stop_token& stop) {
-  HighestLease seen = highest_in(run);
+  const HighestLease seen = highest_in(run);
+  if (seen.number == std::numeric_limits<std::uint64_t>::max()) throw_no_lease();
   if (seen.number == 0 || seen.lease.is_free) return seen.number + 1;
   const auto alive = is_alive(seen.lease);
   if (alive == false) return seen.number + 1;
@@ -168,9 +207,11 @@ std::uint64_t free_number(const Store& run, const std::stop_token& stop) {
                   printable(seen.lease.host)));
   const auto until = Clock::now() + seen.lease.expires;
   const auto between = std::max(milliseconds(20), seen.lease.expires / (4 * kSigns));
-  while (Clock::now() < until) {
+  // The last look begins when the time is over: one that began before may have taken long.
+  for (auto begun = Clock::now(); begun < until;) {
     require_going_on(stop);
     std::this_thread::sleep_for(std::min(between, milliseconds(500)));
+    begun = Clock::now();
     const HighestLease now = highest_in(run);
     if (now.number == seen.number && now.lease.is_free) break;
     if (now.number != seen.number || now.text != seen.text)
@@ -180,101 +221,73 @@ std::uint64_t free_number(const Store& run, const std::stop_token& stop) {
 }
 
 const LeaseOptions& require_meant(const LeaseOptions& options) {
-  if (options.expires >= std::chrono::seconds(1)) return options;
+  if (options.expires >= std::chrono::seconds(1) && options.expires <= kMostExpires) return options;
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("LeaseOptions::expires is {} ms, expected 1000 or more",
-                          options.expires.count()));
+              fmt::format("LeaseOptions::expires is {} ms, expected 1000 to {}",
+                          options.expires.count(), kMostExpires.count()));
 }
 
-}  // namespace
-
-// Of the process that has the run.
-class RunLease::Held {
+// What the threads of a lease have of it: they outlive it if a store does not answer.
+class LeaseState {
  public:
-  Held(const Location& where, const LeaseOptions& options, const std::stop_token& stop)
-      : run_(directory_store(where)), expires_(options.expires) {
-    number_ = free_number(*run_, stop);
-    own_ = {.expires = expires_, .host = host_name()};
+  LeaseState(std::shared_ptr<Store> run, milliseconds expires)
+      : run_(std::move(run)), expires_(expires) {
+    own_ = {.expires = expires, .id = random_attempt(), .host = host_name()};
     (void)failure_of([&] { own_.process = same_host::to_text(same_host::this_process()); });
+  }
+
+  // Makes the lease of this number, which is this job's if nobody has it.
+  void take(std::uint64_t number) {
+    number_ = number;
     last_sign_ = Clock::now();
     try {
       write_own(IfExists::fail);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::already_exists || error.code() == ErrorCode::conflict)
-        throw_taken(highest_in(*run_), "it came first");
+        throw_preceded();
+      give_up();  // it may be there all the same
       throw;
     }
+    {
+      const std::lock_guard lock(own_leases.mutex);
+      own_leases.ids.insert(own_.id);
+    }
+    // Who was late finds that the numbers have gone on meanwhile.
+    if (!has_successor()) return;
+    give_up();
+    throw_preceded();
+  }
+  void remove_older() const {
     for (const std::uint64_t older : numbers_in(*run_))
       if (older < number_) run_->remove(lease_name(older));
-    try {
-      thread_ = std::make_unique<std::jthread>([this](const std::stop_token& end) { keep(end); });
-    } catch (const std::system_error& error) {
-      free();
-      throw Error(ErrorCode::io, std::string("no thread for the lease of a run: ") + error.what());
-    }
   }
-  ~Held() {
-    if (!made_here_) {
-      static_cast<void>(thread_.release());  // there is no such thread in the child
-      return;
-    }
-    thread_.reset();
-    if (!lost_.stop_requested()) free();
-  }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
 
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] const std::string& place() const noexcept { return run_->name(); }
+  [[nodiscard]] milliseconds expires() const noexcept { return expires_; }
   [[nodiscard]] std::stop_token lost() const noexcept { return lost_.get_token(); }
-
-  void require_held() {
-    if (!made_here_) {
-      throw Error(ErrorCode::invalid_argument,
-                  "this process was forked after its RunLease was made, which is its parent's");
-    }
-    if (!lost_.stop_requested()) look();
-    if (!lost_.stop_requested()) return;
+  [[nodiscard]] std::string why() const {
     const std::lock_guard lock(mutex_);
-    throw Error(ErrorCode::conflict, "the run is not this job's any more: " + why_)
-        .at_path(run_->name());
+    return why_;
   }
 
- private:
-  void write_own(IfExists if_exists) {
-    const std::string text = own_.text();
-    put(*run_, lease_name(number_), std::as_bytes(std::span(text)), if_exists);
-  }
-  void free() {
-    (void)failure_of([&] {
-      if (has_successor()) return;
-      own_.is_free = true;
-      write_own(IfExists::replace);
-    });
-  }
-  // Nobody removes the highest one but by hand.
-  [[nodiscard]] bool has_successor() const {
-    const auto numbers = numbers_in(*run_);
-    return numbers.empty() || *std::ranges::max_element(numbers) != number_;
-  }
-
-  void lose(std::string why) {
+  // Whether the run is still this job's, as the time says, and the store.
+  void look_at_time() {
+    std::string failure;
     {
       const std::lock_guard lock(mutex_);
-      if (lost_.stop_requested()) return;
-      why_ = std::move(why);
+      if (Clock::now() - last_sign_ <= expires_ * 2 / 3) return;
+      failure = failure_;
     }
-    log(LogLevel::warning, "the run " + run_->name() + " is not this job's any more: " + why_);
-    lost_.request_stop();
+    lose("the store has taken no sign of life for too long" +
+         (failure.empty() ? "" : ": " + failure));
   }
-  // Whether the run is still this job's, as the store and the time say.
-  void look() {
+  void look_at_store() {
     bool has_other = false;
     const auto failure = failure_of([&] { has_other = has_successor(); });
     if (has_other) lose("another one has taken it");
-    const std::lock_guard lock(looking_);
-    if (!has_other && Clock::now() - last_sign_ > expires_ * 2 / 3)
-      lose("the store has taken no sign of life for too long" +
-           (failure ? std::string(": ") + failure->what() : ""));
+    if (failure) note(failure->what());
+    look_at_time();
   }
   void give_sign() {
     const auto now = Clock::now();
@@ -285,37 +298,173 @@ class RunLease::Held {
     if (failure) {
       log(LogLevel::warning,
           std::string("a sign of life for the lease of a run: ") + failure->what());
+      note(failure->what());
       return;
     }
-    const std::lock_guard lock(looking_);
+    const std::lock_guard lock(mutex_);
     last_sign_ = now;
   }
-  void keep(const std::stop_token& end) {
+  // The run is free, if it is this job's; what could be taken for its lease goes otherwise.
+  void give_up() {
+    {
+      const std::lock_guard lock(own_leases.mutex);
+      own_leases.ids.erase(own_.id);
+    }
+    (void)failure_of([&] {
+      if (!is_own()) return;
+      if (has_successor()) {
+        run_->remove(lease_name(number_));
+      } else if (!lost_.stop_requested()) {
+        own_.is_free = true;
+        write_own(IfExists::replace);
+      }
+    });
+  }
+
+ private:
+  [[noreturn]] void throw_preceded() const {
+    const HighestLease other = highest_in(*run_);
+    if (other.number >= number_) throw_taken(other, "it came first");
+    // What has the name is no object: a directory, or a link that leads nowhere.
+    throw Error(ErrorCode::corrupt, "what has the name of a lease cannot be opened")
+        .at_path(run_->name() + "/" + lease_name(number_));
+  }
+  void write_own(IfExists if_exists) {
+    const std::string text = own_.text();
+    put(*run_, lease_name(number_), std::as_bytes(std::span(text)), if_exists);
+  }
+  // Nobody removes the highest one but by hand. A listing may lag behind.
+  [[nodiscard]] bool has_successor() const {
+    const auto numbers = numbers_in(*run_);
+    const bool is_listed = std::ranges::find(numbers, number_) != numbers.end();
+    return std::ranges::any_of(numbers, [this](auto number) { return number > number_; }) ||
+           (!is_listed && !run_->exists(lease_name(number_)));
+  }
+  [[nodiscard]] bool is_own() const {
+    constexpr std::uint64_t kMostBytes = 4096;
+    const auto text = to_text(read_all(*run_->open(lease_name(number_)), kMostBytes));
+    return lease_from_text(text).id == own_.id;
+  }
+  void note(std::string failure) {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+  }
+  void lose(std::string why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!why_.empty()) return;
+      why_ = why;
+    }
+    log(LogLevel::warning, "the run " + place() + " is not this job's any more: " + why);
+    lost_.request_stop();
+  }
+
+  const std::shared_ptr<Store> run_;
+  const milliseconds expires_;
+  std::uint64_t number_ = 0;
+  LeaseText own_;  // of who makes it, then of the thread that gives signs
+  std::stop_source lost_;
+  mutable std::mutex mutex_;     // guards the rest
+  Clock::time_point last_sign_;  // that the store took
+  std::string failure_;          // of the last one that it did not take
+  std::string why_;              // it is lost
+};
+
+}  // namespace
+
+// Of the process that has the run: a thread gives signs, and another one looks at the time, since a
+// store may not answer.
+class RunLease::Held {
+ public:
+  Held(const Location& where, const LeaseOptions& options, const std::stop_token& stop)
+      : state_(std::make_shared<LeaseState>(directory_store(where), options.expires)) {
+    const auto store = directory_store(where);
+    store->require_writable(probe_name(random_attempt()), false);
+    state_->take(free_number(*store, stop));
+    try {
+      (void)failure_of([this] { state_->remove_older(); });
+      // The writer process of a job that has died may still be at its last save.
+      await_saves(where, Looks::at_run, stop);
+      require_going_on(stop);
+      begin();
+    } catch (const std::system_error& error) {
+      state_->give_up();
+      throw Error(ErrorCode::io, std::string("no thread for the lease of a run: ") + error.what());
+    } catch (...) {
+      state_->give_up();
+      throw;
+    }
+  }
+  ~Held() {
+    if (!made_here_) {
+      static_cast<void>(signs_.release());  // there are no such threads in the child
+      static_cast<void>(clock_.release());
+      return;
+    }
+    clock_.reset();
+    signs_->request_stop();
+    // A store that does not answer keeps nobody.
+    if (has_ended_->wait_for(std::min<milliseconds>(state_->expires(), kLongestEnd))) {
+      signs_.reset();
+    } else {
+      signs_->detach();
+    }
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  [[nodiscard]] std::uint64_t number() const noexcept { return state_->number(); }
+  [[nodiscard]] std::stop_token lost() const noexcept { return state_->lost(); }
+
+  void require_held() {
+    if (!made_here_) {
+      throw Error(ErrorCode::invalid_argument,
+                  "this process was forked after its RunLease was made, which is its parent's");
+    }
+    if (!state_->lost().stop_requested()) state_->look_at_store();
+    if (!state_->lost().stop_requested()) return;
+    throw Error(ErrorCode::conflict, "the run is not this job's any more: " + state_->why())
+        .at_path(state_->place());
+  }
+
+ private:
+  static constexpr std::chrono::seconds kLongestEnd{10};
+
+  // Until somebody asks for the end or the run is lost.
+  template <typename Work>
+  static void repeat(LeaseState& state, const std::stop_token& end, milliseconds every,
+                     const Work& work) {
     std::mutex mutex;
     std::condition_variable_any ended;
     std::unique_lock lock(mutex);
-    while (!lost_.stop_requested()) {
-      (void)ended.wait_for(lock, end, expires_ / kSigns, [] { return false; });
-      if (end.stop_requested()) return;
-      look();
-      if (!lost_.stop_requested()) give_sign();
+    while (!end.stop_requested() && !state.lost().stop_requested()) {
+      (void)ended.wait_for(lock, end, every, [] { return false; });
+      if (!end.stop_requested()) work();
     }
-    (void)failure_of([&] {
-      if (has_successor()) run_->remove(lease_name(number_));
+  }
+
+  void begin() {
+    const milliseconds every = state_->expires() / kSigns;
+    signs_ = std::make_unique<std::jthread>(
+        [state = state_, every, has_ended = has_ended_](const std::stop_token& end) {
+          const HeedStop heed(end);
+          repeat(*state, end, every, [&] {
+            state->look_at_store();
+            if (!state->lost().stop_requested()) state->give_sign();
+          });
+          const Settling settling;
+          state->give_up();
+          has_ended->make();
+        });
+    clock_ = std::make_unique<std::jthread>([state = state_, every](const std::stop_token& end) {
+      repeat(*state, end, every / 4, [&] { state->look_at_time(); });
     });
   }
 
   const MadeHere made_here_;
-  const std::shared_ptr<Store> run_;
-  const milliseconds expires_;
-  std::uint64_t number_ = 0;
-  LeaseText own_;  // once the thread runs, the thread's
-  std::mutex looking_;
-  Clock::time_point last_sign_;  // that the store took; guarded by looking_
-  std::mutex mutex_;
-  std::string why_;  // it is lost; guarded by mutex_
-  std::stop_source lost_;
-  std::unique_ptr<std::jthread> thread_;  // ends first
+  const std::shared_ptr<LeaseState> state_;
+  const std::shared_ptr<Decision> has_ended_ = std::make_shared<Decision>();
+  std::unique_ptr<std::jthread> signs_, clock_;
 };
 
 RunLease::RunLease(const Location& run, const LeaseOptions& options)

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "base/testing.h"
+#include "checkpoint/background/testing.h"
 #include "checkpoint/run/testing.h"
 #include "comm/confer.h"
 #include "comm/testing.h"
@@ -48,7 +50,7 @@ std::vector<std::string> names_in(const Store& run) {
 std::string of_another_host(int signs) {
   // Numbers of processes there say nothing here.
   return "a job of tessera\nstate held\nexpires 1000 ms\nprocess boot/pid:[1] 4194303 1\n"
-         "host elsewhere\nsigns " +
+         "id 0123456789ab\nhost elsewhere\nsigns " +
          std::to_string(signs) + "\n";
 }
 
@@ -224,16 +226,113 @@ TEST(RunLease, AChildOfForkHasNoPartOfIt) {
 }
 
 TEST(RunLease, TextsThatNobodyWroteAreCorrupt) {
-  for (const char* text :
-       {"", "x", "a job of tessera\n",
-        "a job of tessera\nstate held\nexpires no ms\nprocess \nhost \nsigns 1\n",
-        "a job of tessera\nstate held\nexpires 1 ms\nprocess \nhost \nsigns 1"}) {
+  const std::string good = of_another_host(1);
+  const auto with = [&good](const std::string& from, const std::string& to) {
+    std::string text = good;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  for (const std::string& text :
+       {std::string(), std::string("x"), std::string("a job of tessera\n"), std::string(5000, 'a'),
+        good.substr(0, good.size() - 1), good + "more\n", with("held", "nonsense"),
+        with("tessera\n", "tesseract\n"), with("1000 ms", "no ms"), with("1000 ms", "-1 ms"),
+        with("1000 ms", "1000"), with("signs 1", "signs 01"),
+        with("signs 1", "signs 18446744073709551616")}) {
     const auto run = memory_store();
     write(*run, "tessera-lease-3.txt", text);
     const Error error = *failure_of([&] { const RunLease lease(run); });
-    EXPECT_EQ(error.code(), ErrorCode::corrupt);
+    EXPECT_EQ(error.code(), ErrorCode::corrupt) << text;
     EXPECT_THAT(error.path(), HasSubstr("tessera-lease-3.txt"));
   }
+  const TemporaryDirectory directory;
+  std::filesystem::create_symlink("nowhere", directory.path() + "/tessera-lease-1.txt");
+  EXPECT_EQ(code_of([&] { const RunLease lease(directory.path()); }), ErrorCode::corrupt);
+}
+
+// However often a run was gone on with, and however long its jobs may be silent.
+TEST(RunLease, NumbersAreLarge) {
+  const auto run = memory_store();
+  std::string text = of_another_host(1);
+  text.replace(text.find("held"), 4, "free");
+  text.replace(text.find("1000 ms"), 7, "86400000 ms");
+  text.replace(text.find("signs 1"), 7, "signs 99999999999");
+  write(*run, "tessera-lease-1048575.txt", text);
+  const RunLease lease(run);
+  EXPECT_EQ(lease.number(), 1048576);
+  EXPECT_EQ(code_of([&] { const RunLease second(run); }), ErrorCode::conflict);
+}
+
+// What is made and fails then is not left as held.
+TEST(RunLease, ThatFailsWhenItIsMadeIsFree) {
+  class NoRemoving final : public ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    void remove(std::string_view /*name*/) override {
+      throw Error(ErrorCode::io, "no right to delete");
+    }
+  };
+  const auto inner = memory_store();
+  { const RunLease first(inner); }
+  EXPECT_EQ(RunLease(std::make_shared<NoRemoving>(inner)).number(), 2);
+  std::stop_source stop;
+  LeaseOptions options;
+  options.stop = stop.get_token();
+  stop.request_stop();
+  EXPECT_EQ(code_of([&] { const RunLease cancelled(inner, options); }), ErrorCode::cancelled);
+  EXPECT_GE(RunLease(inner).number(), 3);
+}
+
+// A store that answers late while the other job gives signs.
+TEST(RunLease, OfALiveJobIsNotTakenBecauseTheStoreIsSlow) {
+  class SlowStore final : public ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+      auto found = ForwardingStore::list_level(prefix);
+      std::this_thread::sleep_for(1200ms);
+      return found;
+    }
+  };
+  const auto run = memory_store();
+  std::atomic<bool> is_over = false;
+  std::thread other([&] {
+    for (int signs = 1; !is_over; ++signs) {
+      write(*run, "tessera-lease-7.txt", of_another_host(signs));
+      std::this_thread::sleep_for(166ms);
+    }
+  });
+  const auto slow = std::static_pointer_cast<Store>(std::make_shared<SlowStore>(run));
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(code_of([&] { const RunLease second(slow); }), ErrorCode::conflict);
+  is_over = true;
+  other.join();
+}
+
+// Nobody hears of the loss from a store that hangs but the clock does.
+TEST(RunLease, IsLostInTimeThoughTheStoreHangs) {
+  const auto gate = std::make_shared<Gate>();
+  class HangingStore final : public ForwardingStore {
+   public:
+    HangingStore(std::shared_ptr<Store> inner, std::shared_ptr<Gate> gate)
+        : ForwardingStore(std::move(inner)), gate_(std::move(gate)) {}
+    [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+      if (hangs) gate_->pass();
+      return ForwardingStore::list_level(prefix);
+    }
+    std::atomic<bool> hangs = false;
+
+   private:
+    const std::shared_ptr<Gate> gate_;
+  };
+  const auto store = std::make_shared<HangingStore>(memory_store(), gate);
+  {
+    const Warnings warnings;
+    const RunLease lease(std::static_pointer_cast<Store>(store), kShort);
+    store->hangs = true;
+    const auto begin = std::chrono::steady_clock::now();
+    while (!lease.lost().stop_requested()) std::this_thread::sleep_for(10ms);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+  }
+  gate->open();
 }
 
 TEST(RunLease, StopsWaitingAndRefusesWhatNobodyMeans) {
@@ -244,8 +343,10 @@ TEST(RunLease, StopsWaitingAndRefusesWhatNobodyMeans) {
   LeaseOptions options;
   options.stop = stop.get_token();
   EXPECT_EQ(code_of([&] { const RunLease lease(run, options); }), ErrorCode::cancelled);
-  EXPECT_EQ(code_of([&] { const RunLease lease(run, {.expires = 999ms}); }),
-            ErrorCode::invalid_argument);
+  for (const auto time : {std::chrono::milliseconds(999), std::chrono::milliseconds::max()}) {
+    EXPECT_EQ(code_of([&] { const RunLease lease(run, {.expires = time}); }),
+              ErrorCode::invalid_argument);
+  }
 }
 
 }  // namespace
