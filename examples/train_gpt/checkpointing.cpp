@@ -226,14 +226,12 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   return progress;
 }
 
-Saver::Saver(const Options& options, const tessera::Mesh& mesh, tessera::Grace& grace)
-    : options_(options), grace_(grace), group_(mesh.checkpoint_group()) {
+Saver::Saver(const Options& options, const tessera::Mesh& mesh, tessera::Grace& grace,
+             tessera::RunLease* lease)
+    : options_(options), grace_(grace), group_(mesh.checkpoint_group()), lease_(lease) {
   const auto stop = [this] { stop_.request_stop(); };
   when_over_.emplace(grace.stop(), stop);
-  if (!options.save.empty()) {
-    lease_.emplace(options.save, group_);
-    when_lost_.emplace(lease_->lost(), stop);
-  }
+  if (lease_ != nullptr) when_lost_.emplace(lease_->lost(), stop);
   if (options.saves_by_cost) frequency_.emplace(group_);
   if (options.async.empty()) return;
   tessera::WriterOptions how;

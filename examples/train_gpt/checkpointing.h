@@ -46,9 +46,9 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
 // Saves a training: at once, or with --async in the background. Every member is collective.
 class Saver {
  public:
-  // `options` and `grace` outlive it; `grace` hears how long saves take. Where there is a place to
-  // save to, the run is this job's from now on.
-  Saver(const Options& options, const tessera::Mesh& mesh, tessera::Grace& grace);
+  // What it is given outlives it. `grace` hears how long saves take; `lease` is that of the run.
+  Saver(const Options& options, const tessera::Mesh& mesh, tessera::Grace& grace,
+        tessera::RunLease* lease);
 
   // Asked once behind each step: whether it is to be saved (--save-every).
   [[nodiscard]] bool is_due(std::int64_t step);
@@ -74,8 +74,8 @@ class Saver {
   const Options& options_;
   tessera::Grace& grace_;
   tessera::Group& group_;
-  std::optional<tessera::RunLease> lease_;  // none: nothing is saved
-  std::stop_source stop_;                   // of saves: the time is over, or the run another's
+  tessera::RunLease* const lease_;  // null: nothing is saved
+  std::stop_source stop_;           // of saves: the time is over, or the run another's
   std::optional<std::stop_callback<std::function<void()>>> when_over_, when_lost_;
   std::optional<tessera::SaveFrequency> frequency_;  // none: by number
   std::optional<tessera::CheckpointWriter> writer_;  // none: at once

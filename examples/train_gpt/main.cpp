@@ -28,6 +28,7 @@
 #include "schedule.h"
 #include "tessera/error.h"
 #include "tessera/grace.h"
+#include "tessera/run_lease.h"
 #include "tessera/trace.h"
 #include "training.h"
 
@@ -65,12 +66,12 @@ class Timeline {
   std::optional<tessera::Trace> trace_;
 };
 
-// Returns whether all steps are done; else it was told to end.
+// Returns whether all steps are done; else it was told to end before.
 bool train(const Options& options, const tessera::Mesh& mesh) {
   const Text text(options.data, options.seq, options.seed);
   if (!options.save.empty()) require_place(options, mesh.checkpoint_group());
-  tessera::Grace grace(mesh.checkpoint_group(), {.time = std::chrono::seconds(options.grace)});
-  Saver saver(options, mesh, grace);
+  std::optional<tessera::RunLease> lease;  // before anything of the run is read
+  if (!options.save.empty()) lease.emplace(options.save, mesh.checkpoint_group());
   Training training(options, mesh);
   Progress progress;
   if (!options.resume.empty()) {
@@ -81,6 +82,9 @@ bool train(const Options& options, const tessera::Mesh& mesh) {
                   : "resumed from " + progress.checkpoint + " after step " +
                         std::to_string(progress.step));
   }
+  // Until now SIGTERM ends the process: there is nothing to save yet.
+  tessera::Grace grace(mesh.checkpoint_group(), {.time = std::chrono::seconds(options.grace)});
+  Saver saver(options, mesh, grace, lease ? &*lease : nullptr);
   Metrics metrics(mesh.rank() == 0 ? options.metrics : "", progress.step);
   const Schedule schedule{options.lr, options.warmup, options.steps};
   Timeline timeline(options.trace);
@@ -116,14 +120,20 @@ bool train(const Options& options, const tessera::Mesh& mesh) {
   const std::string last = checkpoint_path(options, progress.step);
   const bool is_saved = last == saver.last() || last == progress.checkpoint;
   const bool is_time = !is_told_to_end || grace.leaves_time_to_save();
-  if (!options.save.empty() && !is_saved && is_time) say_all(mesh, saver.save(training, progress));
-  say_all(mesh, saver.finish());
+  try {
+    if (!options.save.empty() && !is_saved && is_time)
+      say_all(mesh, saver.save(training, progress));
+    say_all(mesh, saver.finish());
+  } catch (const tessera::Error& error) {
+    if (error.code() != tessera::ErrorCode::cancelled || !grace.stop().stop_requested()) throw;
+    say(mesh, "the last save took too long, and was stopped");
+  }
   if (is_told_to_end) {
     say(mesh, "told to end: stopped after step " + std::to_string(progress.step));
   } else if (options.sample > 0) {
     say(mesh, "\n" + training.sample(options.sample));
   }
-  return !is_told_to_end;
+  return progress.step == options.steps;
 }
 
 // A step frees as much as it takes. glibc gives large blocks back to the system by default, and the

@@ -94,7 +94,8 @@ struct SteadyMemory {
   // copied: by await_staged(), by save() or wait() of the writer, by a member of this save, or by
   // what of Tessera waits. What it changed before, it has changed by then; so nothing is written
   // before that. If it stays away for WriterOptions::ask_within, a thread of the writer asks in its
-  // place. This takes no lock that the caller may hold then. With Overlap::measured it is also
+  // place. This takes no lock that the caller may hold then, and does not open the place that is
+  // saved to. With Overlap::measured it is also
   // called where the next step of tessera::AdamW begins, also when the save has ended. Null: nobody
   // can tell, and nothing waits for the caller.
   std::function<void()> require_unchanged = {};

@@ -29,15 +29,16 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 struct GraceOptions {
-  // From the signal to the kill.
+  // From the signal to the kill. More than a year counts as one.
   std::chrono::milliseconds time = std::chrono::seconds(30);
   // Which signals count, the same on all ranks or not.
   std::vector<int> signals = {SIGTERM};
 };
 
-// While one lives, its signals do not end the process: they are noted, however often they come, and
-// a handler that the program had before is called, too. A child of fork() ends by them as by
-// default. One thread of each rank uses it. A process may have several.
+// While one lives, and the program does not handle them otherwise, its signals do not end the
+// process: they are noted, however often they come, and a handler that the program had before is
+// called, too. A child of fork() ends by them as by default. One thread of each rank uses it. A
+// process may have several.
 class Grace {
  public:
   // The group must outlive it. Throws `invalid_argument` for a time that is not above 0, and for a

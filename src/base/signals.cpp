@@ -1,5 +1,6 @@
 #include "base/signals.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -23,6 +24,7 @@ constexpr int kSignals = 65;  // of Linux
 struct Noted {
   std::atomic<std::int64_t> came{0};  // nanoseconds of steady_clock; 0: never
   std::atomic<pid_t> process{0};      // whose it is
+  std::atomic<pid_t> inside{0};       // the thread that calls the handler before
   struct sigaction before {};         // does not change while the handler is there
   int users = 0;                      // guarded by the mutex
 };
@@ -44,12 +46,21 @@ void note(int signal, siginfo_t* info, void* context) {
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   std::int64_t never = 0;
   own.came.compare_exchange_strong(never, std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec);
-  if ((own.before.sa_flags & SA_SIGINFO) != 0) {
-    own.before.sa_sigaction(signal, info, context);
-  } else if (own.before.sa_handler != SIG_DFL && own.before.sa_handler != SIG_IGN) {
-    own.before.sa_handler(signal);
+  // One that was installed behind ours may call ours in its turn.
+  const auto thread = static_cast<pid_t>(::syscall(SYS_gettid));
+  if (own.inside.exchange(thread) != thread) {
+    if ((own.before.sa_flags & SA_SIGINFO) != 0) {
+      own.before.sa_sigaction(signal, info, context);
+    } else if (own.before.sa_handler != SIG_DFL && own.before.sa_handler != SIG_IGN) {
+      own.before.sa_handler(signal);
+    }
+    own.inside = 0;
   }
   errno = error;
+}
+
+bool is_ours(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &note;
 }
 
 }  // namespace
@@ -64,29 +75,26 @@ NotedSignal::NotedSignal(int signal) : signal_(signal) {
   const std::lock_guard lock(users_mutex);
   if (own.process != ::getpid())
     own.users = 0;  // those that a child of fork() finds are its parent's
-  if (own.users > 0) {
-    ++own.users;
-    return;
-  }
   struct sigaction before {};
   if (::sigaction(signal, nullptr, &before) != 0) refuse();
-  const bool is_own = (before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction == &note;
-  if (!is_own) own.before = before;
-  own.came = 0;
+  if (!is_ours(before)) own.before = before;
+  if (own.users == 0) own.came = 0;
   own.process = ::getpid();
   struct sigaction action {};
   action.sa_sigaction = &note;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
   ::sigemptyset(&action.sa_mask);
-  if (::sigaction(signal, &action, nullptr) != 0) refuse();
-  own.users = 1;
+  if (!is_ours(before) && ::sigaction(signal, &action, nullptr) != 0) refuse();
+  ++own.users;
 }
 
 NotedSignal::~NotedSignal() {
   Noted& own = noted.at(static_cast<std::size_t>(signal_));
   const std::lock_guard lock(users_mutex);
   if (!made_here_ || --own.users > 0) return;
-  ::sigaction(signal_, &own.before, nullptr);
+  struct sigaction now {};
+  if (::sigaction(signal_, nullptr, &now) == 0 && is_ours(now))
+    ::sigaction(signal_, &own.before, nullptr);
 }
 
 std::optional<Clock::time_point> NotedSignal::came() const noexcept {

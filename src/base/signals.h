@@ -10,7 +10,8 @@ namespace tessera {
 
 // While one lives, its signal is noted in this process. A handler that the program had is called,
 // too. A child of fork() ends by the signal as by default. Any thread may make one; the last one of
-// a signal gives it back.
+// a signal gives it back, unless somebody has handled it otherwise meanwhile. Making another one
+// takes it again.
 class NotedSignal {
  public:
   // Throws `invalid_argument` for what is no signal or cannot be handled.

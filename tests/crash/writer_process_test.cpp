@@ -211,6 +211,17 @@ TEST(WriterProcess, TreesTravelWithAllThatTheyLeadTo) {
   EXPECT_EQ(floats(read.at("b").at(1).as_tensor()), floats(strided));
 }
 
+// A scheduler that ends a job sends it to all of its processes; the trainer may save once more.
+TEST(WriterProcess, GoesOnWhenItIsAskedToEnd_F27) {
+  const std::string run = temporary_directory();
+  CheckpointWriter writer(by_process());
+  writer.save(tree_of(1), run + "/step1").result();
+  for (const pid_t child : children()) ::kill(child, SIGTERM);
+  std::this_thread::sleep_for(20ms);
+  writer.save(tree_of(2), run + "/step2").result();
+  writer.require_alive();
+}
+
 TEST(WriterProcess, TreesAsDeepAsAThreadSavesTravel) {
   Value tree = numbers(1, 4);
   for (int depth = 0; depth < 1999; ++depth) tree = Value::list({tree});

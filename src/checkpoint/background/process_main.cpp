@@ -314,6 +314,8 @@ void close_what_is_not_ours(int socket) {
 
 int run_writer_process(int socket) {
   std::signal(SIGPIPE, SIG_IGN);  // who reads the trainer's stderr may end with the trainer
+  // A scheduler that ends a whole job sends it to all processes, and the trainer may save once more.
+  std::signal(SIGTERM, SIG_IGN);
   close_what_is_not_ours(socket);
   (void)::fcntl(socket, F_SETFD, FD_CLOEXEC);
   return WriterMain(Fd(socket)).run();

@@ -50,6 +50,8 @@ double in_seconds(std::int64_t time) {
   return std::chrono::duration<double>(nanoseconds(time)).count();
 }
 
+constexpr std::chrono::milliseconds kMostTime = std::chrono::hours(24 * 365);
+
 const GraceOptions& require_meant(const GraceOptions& options) {
   if (options.time.count() > 0) return options;
   throw Error(
@@ -61,7 +63,7 @@ const GraceOptions& require_meant(const GraceOptions& options) {
 
 class Grace::Wish {
  public:
-  explicit Wish(const GraceOptions& options) : time_(options.time) {
+  explicit Wish(const GraceOptions& options) : time_(std::min(options.time, kMostTime)) {
     for (const int signal : options.signals) signals_.emplace_back(signal);
   }
   ~Wish() {
@@ -93,6 +95,7 @@ class Grace::Wish {
     if (saves_.size() > kSaves) saves_.pop_front();
   }
   void began(PendingSave save) {
+    note_pending();
     pending_ = std::move(save);
     begun_ = Clock::now();
   }
@@ -105,11 +108,15 @@ class Grace::Wish {
     return from_message<WorstEnd>(confer(group, "asking whether the run is to end", conference));
   }
 
+  // What the one in the background took, if it is decided.
+  void note_pending() {
+    if (!pending_ || !pending_->done()) return;
+    if (!pending_->failed()) note_save(Clock::now() - begun_);
+    pending_.reset();
+  }
+
   WorstEnd own(int rank) {
-    if (pending_ && pending_->done()) {
-      if (!pending_->failed()) note_save(Clock::now() - begun_);
-      pending_.reset();
-    }
+    note_pending();
     WorstEnd end;
     if (const auto since = came()) {
       end.asker = rank;

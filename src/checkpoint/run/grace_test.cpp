@@ -108,6 +108,32 @@ TEST(Grace, SavesInTheBackgroundAreMeasured) {
   EXPECT_THAT(logged.texts(), Contains(HasSubstr("a save takes")));
 }
 
+// Also where the next one begins before anybody has asked.
+TEST(Grace, EachSaveInTheBackgroundIsMeasured) {
+  const GatedPlace slow;
+  CheckpointWriter writer(prompt());
+  Grace grace({.time = 200ms, .signals = {}});
+  const PendingSave first = writer.save(Value::dict({{"w", numbers(1, 1)}}), slow.where());
+  grace.began(first);
+  std::this_thread::sleep_for(250ms);
+  slow.gate().open();
+  first.result();
+  grace.began(writer.save(Value::dict({{"w", numbers(1, 1)}}), memory_store()));
+  writer.wait();
+  grace.ask();
+  EXPECT_TRUE(grace.ends());
+  EXPECT_FALSE(grace.leaves_time_to_save());
+}
+
+// However long the time is.
+TEST(Grace, TimesMayBeLong) {
+  Grace grace({.time = std::chrono::milliseconds::max(), .signals = {}});
+  grace.ask();
+  EXPECT_TRUE(grace.ends());
+  EXPECT_TRUE(grace.leaves_time_to_save());
+  EXPECT_FALSE(grace.stop().stop_requested());
+}
+
 // Before the time is over, whatever the last saves took.
 TEST(Grace, ASaveThatTakesTooLongIsStopped) {
   Grace grace({.time = 100ms, .signals = {}});
@@ -147,6 +173,37 @@ TEST(Grace, ThatEndsGivesTheSignalBack) {
   EXPECT_EQ(heard, 3);
   EXPECT_FALSE(Grace({.signals = {SIGUSR1}}).ends());  // what came before is not meant
   std::signal(SIGUSR1, before);
+}
+
+// A program may handle it otherwise meanwhile, and hand it on.
+struct sigaction chained = {};
+void hand_on(int signal, siginfo_t* info, void* context) {
+  ++heard;
+  if ((chained.sa_flags & SA_SIGINFO) != 0) chained.sa_sigaction(signal, info, context);
+}
+
+TEST(Grace, OtherHandlersAreLeftAlone) {
+  heard = 0;
+  struct sigaction before = {};
+  ::sigaction(SIGUSR1, nullptr, &before);
+  {
+    Grace outer({.signals = {SIGUSR1}});
+    struct sigaction mine = {};
+    mine.sa_sigaction = &hand_on;
+    mine.sa_flags = SA_SIGINFO;
+    ::sigaction(SIGUSR1, &mine, &chained);
+    std::raise(SIGUSR1);
+    EXPECT_EQ(heard, 1);
+    Grace inner({.signals = {SIGUSR1}});  // it has the signal again
+    std::raise(SIGUSR1);
+    EXPECT_EQ(heard, 2);
+    EXPECT_TRUE(inner.ends());
+    ::sigaction(SIGUSR1, &mine, nullptr);
+  }
+  chained = {};
+  std::raise(SIGUSR1);
+  EXPECT_EQ(heard, 3);
+  ::sigaction(SIGUSR1, &before, nullptr);
 }
 
 TEST(Grace, AChildOfForkEndsByTheSignal) {
