@@ -382,11 +382,11 @@ class RunLease::Held {
     store->require_writable(probe_name(random_attempt()), false);
     state_->take(free_number(*store, stop));
     try {
+      begin();
       (void)failure_of([this] { state_->remove_older(); });
       // The writer process of a job that has died may still be at its last save.
       await_saves(where, Looks::at_run, stop);
       require_going_on(stop);
-      begin();
     } catch (const std::system_error& error) {
       state_->give_up();
       throw Error(ErrorCode::io, std::string("no thread for the lease of a run: ") + error.what());
