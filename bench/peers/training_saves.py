@@ -74,5 +74,5 @@ for i in range(-1, int(saves)):
     if dist.get_rank() == 0 and i >= 0:
         print(f"call {1000 * call:.2f} cost {1000 * (took - len(beside) * alone):.2f} "
               f"step {(took - call) / (len(beside) * alone):.3f} steps {len(beside)} alone {1000 * alone:.2f}", flush=True)
-dist.barrier()
+dist.destroy_process_group()
 os._exit(0)  # at the end of Python libtorch sometimes aborts: a thread of its own is not joined
