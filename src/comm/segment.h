@@ -1,5 +1,4 @@
-// What processes of one host share: memory without a name, words to sleep on, whether another still
-// runs.
+// What processes of one host share: memory without a name, words to sleep on.
 #pragma once
 
 #include <sys/types.h>
@@ -8,10 +7,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <utility>
 
+#include "base/host_process.h"
 #include "base/process.h"
 
 namespace tessera::same_host {
@@ -26,39 +24,6 @@ static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == 4);
 // `at_most`, or for no reason: the caller looks again.
 void sleep_while(SharedWord& word, std::uint32_t value, std::chrono::milliseconds at_most) noexcept;
 void wake_all(SharedWord& word) noexcept;
-
-// Which process a rank is, and whether it still runs.
-
-struct ProcessId {
-  std::string host;           // the kernel's boot id and the namespace that process numbers are of
-  pid_t pid = 0;              // within that namespace
-  std::uint64_t started = 0;  // clock ticks since boot: numbers are used again
-
-  [[nodiscard]] bool operator==(const ProcessId&) const = default;
-};
-
-// The kernel's boot id, whatever the namespaces; empty where /proc does not tell.
-[[nodiscard]] std::string boot_id();
-// Throws `unsupported` where /proc does not tell.
-[[nodiscard]] ProcessId this_process();
-// A digest of this host, as ProcessId names it; 0 where that is not known.
-[[nodiscard]] std::uint64_t host_digest() noexcept;
-
-[[nodiscard]] std::string to_text(const ProcessId& process);
-// Throws `corrupt` for a text that to_text did not make.
-[[nodiscard]] ProcessId process_from_text(const std::string& text);
-
-// Watches a process of this host.
-class Watch {
- public:
-  // Throws `peer_failed` when the process has ended, `unsupported` when the kernel cannot watch.
-  explicit Watch(const ProcessId& process);
-  // False from the moment on at which the process has ended, zombies included.
-  [[nodiscard]] bool alive() const noexcept;
-
- private:
-  Fd pidfd_;
-};
 
 // Memory that the ranks of one host share and that has no name.
 //
