@@ -237,6 +237,7 @@ Saver::Saver(const Options& options, const tessera::Mesh& mesh, tessera::Grace& 
   tessera::WriterOptions how;
   how.process = options.async == "process";
   if (options.async == "overlap") how.overlap = tessera::Overlap::always;
+  how.keep = std::chrono::seconds(options.keep_in_memory);
   writer_.emplace(mesh.writer_group(), how);
 }
 

@@ -70,6 +70,10 @@ void add_output_flags(CLI::App& app, Options& o) {
                  "overlap: by a thread that also copies while it goes on")
       ->check(CLI::IsMember({"thread", "process", "overlap"}).description(""))
       ->type_name("thread|process|overlap");
+  app.add_option("--keep-in-memory", o.keep_in_memory,
+                 "With --async process: seconds for which the last save stays in memory when the "
+                 "ranks have died, so that --resume latest on this host reads it from there")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--grace", o.grace,
                  "Seconds from SIGTERM to the kill: a last checkpoint is saved if they suffice")
       ->check(CLI::PositiveNumber);
@@ -102,6 +106,7 @@ std::string contradiction(const Options& o) {
   if (!o.async.empty() && o.checkpointer != "dcp") return "--async is for --checkpointer dcp";
   if (!o.async.empty() && o.save.empty()) return "--async needs --save";
   if (o.keep > 0 && o.save.empty()) return "--keep needs --save";
+  if (o.keep_in_memory > 0 && o.async != "process") return "--keep-in-memory needs --async process";
   return {};
 }
 

@@ -38,6 +38,7 @@ enum class CheckpointKind : std::uint8_t {
   rank_files,   // other files of one rank each: model_world_size_N_rank_R.pt, bare rank{r}.pt
   torchscript,  // an archive of C++'s torch::save or torch.jit.save: read, not written
   exported,     // an archive of torch.export.save: read, not written
+  arena,        // what writer processes keep in memory (WriterOptions::keep): read, not written
 };
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 
@@ -149,8 +150,7 @@ struct Checkpoint {
 };
 
 // Saving ------------------------------------------------------------------------------------------
-// Saves `tree` as a PyTorch distributed checkpoint or one of OLMo's kinds, in a directory or a
-// store, or as one file.
+// Saves `tree` as DCP or one of OLMo's kinds, in a directory or a store, or as one file.
 //
 // A file of torch.save or safetensors is saved by one process, whose tree holds every tensor whole.
 // A group of several ranks is `unsupported`, and a tensor with a missing part is `incomplete`. The

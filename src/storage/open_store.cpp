@@ -3,6 +3,7 @@
 #include <string_view>
 #include <utility>
 
+#include "storage/arena/arenas.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
 #include "tessera/stores.h"
@@ -21,7 +22,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kFile = "file", kHub = "hf";
+constexpr std::string_view kFile = "file", kHub = "hf", kArena = "arena";
 
 enum class Which : std::uint8_t { itself, above };
 
@@ -161,15 +162,17 @@ std::string without_file_scheme(const std::string& path) {
 
 std::shared_ptr<Store> open_store(const std::string& path_or_url) {
   if (!is_remote(path_or_url)) return posix_store(without_file_scheme(path_or_url));
+  if (scheme_of(path_or_url) == kArena) return arena_store(path_or_url.substr(kArena.size() + 3));
   return open_by_scheme(path_or_url, Which::itself);
 }
 
 bool is_read_only(std::string_view path) {
-  return is_web(path) || scheme_of(path) == kHub;
+  return is_web(path) || scheme_of(path) == kHub || scheme_of(path) == kArena;
 }
 
 std::string last_name(const std::string& url) {
 #ifdef TESSERA_REMOTE
+  if (scheme_of(url) == kArena) return {};
   if (scheme_of(url) == kHub) {
     const hub::HubUrl place = hub::parse_hub_url(url);
     return place.names_directory ? std::string() : place.path.substr(place.path.rfind('/') + 1);
@@ -182,6 +185,7 @@ std::string last_name(const std::string& url) {
 }
 
 std::shared_ptr<Store> open_above(const std::string& url) {
+  if (scheme_of(url) == kArena) return arena_store(url.substr(kArena.size() + 3));
   return open_by_scheme(url, Which::above);
 }
 

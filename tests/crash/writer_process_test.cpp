@@ -20,6 +20,7 @@
 #include "checkpoint/background/snapshot.h"
 #include "checkpoint/background/store_group.h"
 #include "checkpoint/background/testing.h"
+#include "checkpoint/open/arena_tree.h"
 #include "conformance/unprivileged.h"
 #include "five_kinds.h"
 #include "storage/forwarding_store.h"
@@ -198,7 +199,10 @@ TEST(WriterProcess, TreesTravelWithAllThatTheyLeadTo) {
   const Value copy = snapshot.take(arena, 1, nullptr);
   const Bytes message = message_of_tree(copy, arena.memory());
   Bytes elsewhere(arena.memory().begin(), arena.memory().end());
-  const Value read = tree_from_message(message, elsewhere, nullptr, nullptr);
+  const auto place = [&elsewhere](Storage& storage, std::uint64_t begin) {
+    storage.data = elsewhere.data() + begin;
+  };
+  const Value read = tree_from_message(message, elsewhere.size(), place);
   EXPECT_EQ(message_of_tree(read, elsewhere), message);
   EXPECT_EQ(read.at("a").identity(), read.at("b").at(0).identity());
   EXPECT_EQ(read.at("a").as_tensor().pieces[0].storage,
@@ -228,7 +232,8 @@ TEST(WriterProcess, TreesAsDeepAsAThreadSavesTravel) {
   Arena arena(0, 1, true);
   const Value copy = TreeSnapshot(tree).take(arena, 1, nullptr);
   Bytes elsewhere(arena.memory().begin(), arena.memory().end());
-  (void)tree_from_message(message_of_tree(copy, arena.memory()), elsewhere, nullptr, nullptr);
+  (void)tree_from_message(message_of_tree(copy, arena.memory()), elsewhere.size(),
+                          [](Storage& /*storage*/, std::uint64_t /*begin*/) {});
 }
 
 // The arena is another one, although it is as large as the one before.

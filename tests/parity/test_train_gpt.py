@@ -282,6 +282,24 @@ def test_sigterm_to_one_rank_saves_and_ends_all(train, tmp_path, more):
     assert f"after step {step}" in on.out[0]
 
 
+def test_restart_from_memory_on_other_ranks(train, single, tmp_path, monkeypatch):
+    """Trainers that are killed leave their last save in the memory of their writer processes."""
+    monkeypatch.setenv("TESSERA_COMMAND", str(TESSERA))
+    monkeypatch.setenv("TESSERA_ARENA_DIR", str(tmp_path / "arenas"))
+    flags = ["--save", tmp_path / "run", "--metrics", tmp_path / "run.csv", "--async", "process"]
+    ranks = train(2, "--steps", "100000", *flags, "--save-every", "4", "--keep-in-memory", "60", launcher=started)
+    while ranks[0].poll() is None and len(losses_so_far(tmp_path / "run.csv")) < 9:
+        time.sleep(0.01)
+    for rank in ranks:
+        rank.kill()
+    Result(ranks, 60)
+    step = max(losses(tmp_path / "run.csv")) // 4 * 4  # or the one before, if it was not decided
+    on = train(3, "--steps", str(step + 1), *flags, "--resume", "latest")
+    assert on.out[0].startswith(f"resumed from arena://{tmp_path}/run/step"), on.out[0]
+    assert (tmp_path / "run" / f"step{step + 1}" / ".metadata").exists()
+    assert not list((tmp_path / "arenas").iterdir())  # of the dead ones and of itself
+
+
 def test_a_second_job_is_refused(train, tmp_path):
     """fault-rows C10: while the first one lives; behind its death the run is free at once."""
     flags = ["--save", tmp_path / "run", "--resume", "latest"]

@@ -22,6 +22,7 @@ enum class FrameKind : std::uint8_t {
   go,     // all ranks have staged it
   drop,   // some rank has not
   stop,   // it is to end
+  end,    // the trainer ends, and needs no more than what it has asked for
   // From the writer.
   begun,  // of a job: who opens the place sees that it is under way
   event,  // of a job

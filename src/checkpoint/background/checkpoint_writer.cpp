@@ -27,6 +27,7 @@ const WriterOptions& require_meant(const WriterOptions& options) {
   require("silence", options.silence, 1);
   require("end_within", options.end_within, 0);
   require("ask_within", options.ask_within, 0);
+  require("keep", options.keep, 0);
   return options;
 }
 

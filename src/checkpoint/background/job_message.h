@@ -1,27 +1,17 @@
-// What a save is to another process that has the same arena: the messages between a trainer and its
-// writer.
+// What a save is to another process that has the same arena, but for its tree
+// (open/arena_tree.h): the messages between a trainer and its writer.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <tuple>
 
-#include "checkpoint/background/arena.h"
 #include "comm/message.h"
 #include "tessera/checkpoint.h"
 #include "tessera/save_options.h"
 #include "tessera/value.h"
 
 namespace tessera {
-
-// The tree of a snapshot without a pace, whose tensors are in `arena`. What else it leads to
-// (encoded items of a checkpoint) goes along.
-[[nodiscard]] Bytes message_of_tree(const Value& tree, ByteView arena);
-// The same tree over `arena`, which `owner` keeps alive. `pace`: as TreeSnapshot::take() has it.
-[[nodiscard]] Value tree_from_message(ByteView message, MutableByteView arena,
-                                      const std::shared_ptr<std::byte>& owner,
-                                      const std::shared_ptr<Pace>& pace);
 
 // Throws `unsupported` for options that are functions, but for hooks that only listen.
 void require_sendable(const SaveOptions& options);

@@ -113,6 +113,7 @@ WriterProcess::~WriterProcess() {
     static_cast<void>(new std::thread(std::move(listener_)));  // there is no such thread in a child
     return;
   }
+  (void)failure_of([this] { send({FrameKind::end, 0, {}, {}}); });
   channel_->end_sending();
   {
     std::unique_lock lock(mutex_);

@@ -31,10 +31,11 @@ struct WriterHello {
   bool idle = true;
   std::uint64_t rate = 0;
   std::uint64_t silence = 0;  // milliseconds
+  std::uint64_t keep = 0;     // likewise: how long it keeps a snapshot without its trainer
 };
 auto fields(FieldsOf<WriterHello> auto& hello) {
   return std::tie(hello.version, hello.trainer, hello.rank, hello.size, hello.idle, hello.rate,
-                  hello.silence);
+                  hello.silence, hello.keep);
 }
 
 // A save, as it goes to the process.
@@ -42,11 +43,12 @@ struct WriterJob {
   std::uint64_t number = 0;
   std::string place = {};
   std::string meeting = {};  // a directory that is of this save alone, beside the place
+  std::string writer = {};   // the name of the writer on all ranks
   Bytes options = {}, tree = {};
   bool hears_events = false, hears_progress = false;
 };
 auto fields(FieldsOf<WriterJob> auto& job) {
-  return std::tie(job.number, job.place, job.meeting, job.options, job.tree, job.hears_events,
+  return std::tie(job.number, job.place, job.meeting, job.writer, job.options, job.tree, job.hears_events,
                   job.hears_progress);
 }
 

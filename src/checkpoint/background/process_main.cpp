@@ -21,10 +21,13 @@
 
 #include "base/log.h"
 #include "base/parallel.h"
+#include "base/signals.h"
 #include "checkpoint/background/job_message.h"
+#include "checkpoint/background/kept_snapshot.h"
 #include "checkpoint/background/process.h"
 #include "checkpoint/background/store_group.h"
 #include "checkpoint/background/writer.h"
+#include "checkpoint/open/arena_tree.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/save.h"
 #include "comm/confer.h"
@@ -62,6 +65,7 @@ class WriterMain {
     }
     if (failure) log(LogLevel::warning, std::string("a writer process: ") + failure->what());
     worker.join();
+    keep_on();
     set_log({});
     return failure ? 1 : 0;
   }
@@ -102,7 +106,10 @@ class WriterMain {
       if (!frame) return;
       if (frame->kind == FrameKind::arena) {
         map_arena(from_message<std::uint64_t>(frame->content), frame->fd);
+      } else if (frame->kind == FrameKind::end) {
+        is_dismissed_ = true;
       } else if (frame->kind == FrameKind::job) {
+        let_go();  // its memory is another snapshot's
         hear_job(frame->content);
       } else {
         hear_word(frame->kind, frame->job);
@@ -117,6 +124,7 @@ class WriterMain {
     owner_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(mapped),
                                         [bytes](std::byte* memory) { ::munmap(memory, bytes); });
     arena_ = {owner_.get(), bytes};
+    memory_ = Fd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   }
 
   void hear_job(ByteView content) {
@@ -124,8 +132,10 @@ class WriterMain {
     job->what = from_message<WriterJob>(content);
     const auto refusal = failure_of([&] {
       const auto pace = hello_.rate > 0 ? std::make_shared<Pace>(hello_.rate) : nullptr;
-      job->tree = tree_from_message(job->what.tree, arena_, owner_, pace);
-      job->what.tree = {};
+      job->tree =
+          tree_from_message(job->what.tree, arena_.size(),
+                            [&](Storage& storage, auto begin) { place(storage, begin, pace); });
+      if (hello_.keep == 0) job->what.tree = {};
       const bool is_near = is_on_disk(job->what.meeting);
       if (hello_.size > 1 || is_near) job->meeting = open_store(job->what.meeting);
       if (hello_.rank == 0 && is_near) mark(*job);
@@ -137,6 +147,17 @@ class WriterMain {
     const std::lock_guard lock(mutex_);
     jobs_.push_back(job);
     changed_.notify_all();
+  }
+
+  void place(Storage& storage, std::uint64_t begin, const std::shared_ptr<Pace>& pace) const {
+    const auto bytes =
+        arena_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(storage.size));
+    if (pace) {
+      storage.source = paced_source(bytes, owner_, pace);
+    } else {
+      storage.data = bytes.data();
+      storage.owner = owner_;
+    }
   }
 
   // Who looks for the latest checkpoint of a run sees that one is to come, and whose.
@@ -170,6 +191,7 @@ class WriterMain {
       SaveResult result;
       std::optional<Error> failure;
       const bool goes = is_to_go(*job);
+      if (goes) keep(*job);
       if (goes) failure = failure_of([&] { result = save(*job); });
       job->tree = Value();
       end(*job);
@@ -204,6 +226,34 @@ class WriterMain {
   bool is_to_go(const HeardJob& job) {
     const std::lock_guard lock(mutex_);
     return job.word != HeardJob::Word::drop;
+  }
+
+  // From now on others of this user find the snapshot, as far as all ranks come so far.
+  void keep(const HeardJob& job) {
+    if (hello_.keep == 0) return;
+    const auto failure = failure_of([&] {
+      auto kept = std::make_unique<KeptSnapshot>(job.what, hello_, arena_, memory_);
+      const std::lock_guard lock(mutex_);
+      if (jobs_.front()->what.number == job.what.number && jobs_.size() == 1)
+        kept_ = std::move(kept);
+    });
+    if (failure) {
+      log(LogLevel::warning, "the snapshot of " + job.what.place +
+                                 " cannot be kept for a restart: " + failure->what());
+    }
+  }
+  void let_go() {
+    const std::lock_guard lock(mutex_);
+    kept_.reset();
+  }
+  // For who starts again, once the trainer has died.
+  void keep_on() {
+    constexpr std::chrono::milliseconds kBetweenLooks{100};
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(hello_.keep);
+    while (kept_ && !is_dismissed_ && kept_->is_wanted() && !told_to_end_.came() &&
+           std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(kBetweenLooks);
+    kept_.reset();
   }
 
   SaveResult save(HeardJob& job) {
@@ -292,16 +342,22 @@ class WriterMain {
     (void)tell(FrameKind::event, job, to_message(message));
   }
 
+  // A scheduler that ends a whole job sends it to all processes, and the trainer may save once
+  // more. But then nobody starts again here.
+  const NotedSignal told_to_end_{SIGTERM};
   Channel channel_;
   WriterHello hello_;
   std::optional<same_host::Watch> trainer_;  // none: nobody can tell whether it lives
   bool has_trainer_gone_ = false;            // before this process had looked
   std::shared_ptr<std::byte> owner_;         // of the arena
   MutableByteView arena_;
+  Fd memory_;                  // that it is
+  bool is_dismissed_ = false;  // the trainer has ended well
   std::mutex telling_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<std::shared_ptr<HeardJob>> jobs_;
+  std::unique_ptr<KeptSnapshot> kept_;
   std::atomic<bool> is_alone_ = false;  // the trainer has ended
 };
 
@@ -314,8 +370,6 @@ void close_what_is_not_ours(int socket) {
 
 int run_writer_process(int socket) {
   std::signal(SIGPIPE, SIG_IGN);  // who reads the trainer's stderr may end with the trainer
-  // A scheduler that ends a whole job sends it to all processes, and the trainer may save once more.
-  std::signal(SIGTERM, SIG_IGN);
   close_what_is_not_ours(socket);
   (void)::fcntl(socket, F_SETFD, FD_CLOEXEC);
   return WriterMain(Fd(socket)).run();

@@ -27,6 +27,7 @@
 #include "base/parallel.h"
 #include "checkpoint/background/job_message.h"
 #include "checkpoint/background/store_group.h"
+#include "checkpoint/open/arena_tree.h"
 #include "checkpoint/save.h"
 #include "comm/confer.h"
 #include "comm/message.h"
@@ -394,7 +395,8 @@ void BackgroundWriter::start_process() {
       .size = group_->size(),
       .idle = options_.idle,
       .rate = options_.rate,
-      .silence = static_cast<std::uint64_t>(std::min(options_.silence, kLongestEnd).count())};
+      .silence = static_cast<std::uint64_t>(std::min(options_.silence, kLongestEnd).count()),
+      .keep = static_cast<std::uint64_t>(std::min(options_.keep, kLongestEnd).count())};
   (void)failure_of([&] { hello.trainer = same_host::to_text(same_host::this_process()); });
   const auto begin = [&] {
     process_ = std::make_unique<WriterProcess>(options_.program, hello);
@@ -414,6 +416,7 @@ void BackgroundWriter::hand_over(const Job& job) {
   require_sendable(job.options);
   WriterJob what{.number = job.number, .place = job.where.path};
   what.meeting = meeting_beside(job.where.path, meeting_name(id_, job.number));
+  what.writer = id_;
   what.options = message_of_options(job.options);
   what.tree = message_of_tree(job.tree, arena_.memory());
   what.hears_events = static_cast<bool>(job.options.events);

@@ -14,7 +14,7 @@
 
 #include "checkpoint/dcp/catalog.h"
 #include "checkpoint/dcp/dcp_items.h"
-#include "checkpoint/load/tensor_record.h"
+#include "checkpoint/open/tensor_record.h"
 #include "checkpoint/read/guard.h"
 #include "checkpoint/read/missing.h"
 #include "comm/message.h"

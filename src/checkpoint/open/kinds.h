@@ -33,7 +33,7 @@ struct KindRow {
 };
 
 // In the order of CheckpointKind.
-inline constexpr std::array<KindRow, 10> kKinds = {{
+inline constexpr std::array<KindRow, 11> kKinds = {{
     {CheckpointKind::dcp, "dcp", "", {}, true, true, true, false},
     {CheckpointKind::torch_file, "torch", "model.pt", kTorchEnds, true, true, false, false},
     {CheckpointKind::safetensors, "safetensors", "model.safetensors", kSafetensorsEnds, true, true,
@@ -45,6 +45,7 @@ inline constexpr std::array<KindRow, 10> kKinds = {{
     {CheckpointKind::rank_files, "rank-files", "", {}, false, false, true, false},
     {CheckpointKind::torchscript, "torchscript", "model.pt", {}, false, false, false, false},
     {CheckpointKind::exported, "exported", "model.pt2", {}, false, false, false, false},
+    {CheckpointKind::arena, "arena", "", {}, false, false, true, false},
 }};
 
 // Throws `invalid_argument` for an option that was given and that a checkpoint of this kind has no

@@ -265,7 +265,7 @@ constexpr auto kOpener = [](const std::shared_ptr<Store>& store,
 
 // The first that has files is the directory's. Of `rank{r}.pt` their content says whether they are
 // OLMo's.
-constexpr std::array<DirectoryKind, 8> kDirectoryKinds{
+constexpr std::array<DirectoryKind, 9> kDirectoryKinds{
     {{CheckpointKind::olmo_torch_new, has_torch_new_files, kOpener<open_olmo_torch_new>},
      {CheckpointKind::olmo_full, has_full_files, kOpener<open_olmo_full>},
      {CheckpointKind::dcp, has_rank_metadata, kOpener<open_dcp>},
@@ -273,7 +273,8 @@ constexpr std::array<DirectoryKind, 8> kDirectoryKinds{
      {CheckpointKind::olmo_legacy, has_rank_files, kOpener<open_rank_files>},
      {CheckpointKind::rank_files, has_world_size_files, kOpener<open_world_size_files>},
      {CheckpointKind::safetensors, has_safetensors, open_safetensors_directory},
-     {CheckpointKind::torch_file, has_torch_set, open_torch_directory}}};
+     {CheckpointKind::torch_file, has_torch_set, open_torch_directory},
+     {CheckpointKind::arena, has_arena_files, kOpener<open_arena>}}};
 
 const DirectoryKind* kind_of_directory(const std::vector<ObjectInfo>& files) {
   const auto* const found = std::ranges::find_if(

@@ -132,6 +132,7 @@ void RankMerge::begin(Value tree, std::vector<Leaf> leaves) {
 
 void RankMerge::merge(int rank, const Leaf& leaf, const Leaf& known) {
   if (is_sharded(leaf.value) || is_sharded(known.value)) return add_pieces(rank, leaf, known);
+  if (unlike_ == Unlike::first_rank) return;
   if (same(known, leaf)) return;
   if (!is_train_state(leaf.name)) refuse(ErrorCode::mismatch, rank, leaf, known);
   differ_.push_back(leaf.name);
@@ -390,8 +391,9 @@ Value read_rank_file(const RankStore& from, const ObjectInfo& file, const Rebuil
   return torch_file::read(std::make_shared<LazySource>(from.store, file, from.files), options);
 }
 
-void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of) {
-  RankMerge merge;
+void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of,
+                 Unlike unlike) {
+  RankMerge merge(unlike);
   merge.add(0, tree_of(0));
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   parallel_for(static_cast<int>(std::min(cores, kMaxThreads)), static_cast<std::size_t>(world - 1),

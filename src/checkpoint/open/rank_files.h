@@ -2,6 +2,7 @@
 // values must agree.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,6 +25,10 @@ namespace tessera {
 // are kept (checkpoint-rows O-62).
 inline constexpr std::string_view kTrainState = "train";
 
+// What becomes of values that differ: an error, or the lowest rank's stays, as in a DCP save, and
+// what is no part of a sharded tensor is not compared.
+enum class Unlike : std::uint8_t { refused, first_rank };
+
 // What N ranks' trees are together.
 struct Merged {
   // The structure of rank 0's and what only other ranks have. Pieces are in the order of ranks; of
@@ -35,6 +40,7 @@ struct Merged {
 
 class RankMerge {
  public:
+  explicit RankMerge(Unlike unlike = Unlike::refused) : unlike_(unlike) {}
   // Adds a rank's tree, whose sharded tensors carry that rank's pieces. Rank 0 comes first; the
   // others may come in any order and from several threads. Throws, naming both ranks and the leaf,
   // `corrupt` when shape, dtype or kind of a sharded tensor differ, and `mismatch` when another
@@ -53,6 +59,7 @@ class RankMerge {
   [[nodiscard]] std::optional<Value> place_of(const Path& path);
   void add_late();
 
+  const Unlike unlike_;
   std::mutex mutex_;
   Value tree_;
   std::map<std::string, Leaf, std::less<>> leaves_;  // of tree_; guarded by mutex_
@@ -100,7 +107,8 @@ using Rebuild = std::function<bool(const Value& callable, const Value& arguments
 
 // Merges what `tree_of` gives for every rank, several at a time, each dropped when its pieces are
 // taken; then the tree becomes the checkpoint's, and its coverage is proved. `world` is 1 at least.
-void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of);
+void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of,
+                 Unlike unlike = Unlike::refused);
 
 // rank{r}.pt: sharded state dicts, as OLMo's torch_legacy checkpointer writes them (checkpoint-rows
 // O-60). An opener gets the files that decided (deciding_files), in which has_... found some.

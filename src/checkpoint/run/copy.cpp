@@ -178,7 +178,7 @@ UploadOptions upload_options(const CopyOptions& options) {
 bool has_no_marker(CheckpointKind kind) {
   return is_one_of(kind, CheckpointKind::safetensors, CheckpointKind::torch_file,
                    CheckpointKind::rank_files, CheckpointKind::torchscript,
-                   CheckpointKind::exported);
+                   CheckpointKind::exported, CheckpointKind::arena);
 }
 
 bool has_option(const std::string& option) {

@@ -12,6 +12,7 @@
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/under_way.h"
 #include "checkpoint/run/judge.h"
+#include "checkpoint/run/kept_checkpoint.h"
 #include "checkpoint/run/steps.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
@@ -54,9 +55,9 @@ std::vector<RunCheckpoint> run_checkpoints(const Location& run) {
   return checkpoints;
 }
 
-LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
-  require_threads(check.threads);
-  await_saves(run, Looks::at_run, check.stop);
+namespace {
+
+LatestCheckpoint latest_stored(const Location& run, const RunCheck& check) {
   LatestCheckpoint latest;
   bool any_left = false;
   const LeftLine left = read_left(*directory_store(run));
@@ -79,10 +80,7 @@ LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
   return latest;
 }
 
-LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check, Group& group) {
-  const Purpose purpose("looking for the latest checkpoint");
-  if (group.size() == 1) return latest_checkpoint(run, check);
-  await_saves(run, Looks::at_run, check.stop);
+LatestCheckpoint latest_stored(const Location& run, const RunCheck& check, Group& group) {
   LatestCheckpoint latest;
   bool any_left = false;
   for (SeenStep& one : seen_steps(run, group)) {
@@ -100,6 +98,25 @@ LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check, G
     latest.warnings.push_back(name + kDamaged + judgement.fault->what());
   }
   if (!latest.warnings.empty()) refuse(latest.warnings, any_left, run);
+  return latest;
+}
+
+}  // namespace
+
+LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
+  require_threads(check.threads);
+  await_saves(run, Looks::at_run, check.stop);
+  LatestCheckpoint latest = latest_stored(run, check);
+  latest.found = newer_of(std::move(latest.found), kept_checkpoint(run, check));
+  return latest;
+}
+
+LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check, Group& group) {
+  const Purpose purpose("looking for the latest checkpoint");
+  if (group.size() == 1) return latest_checkpoint(run, check);
+  await_saves(run, Looks::at_run, check.stop);
+  LatestCheckpoint latest = latest_stored(run, check, group);
+  latest.found = newer_of(std::move(latest.found), kept_checkpoint(run, check, group));
   return latest;
 }
 

@@ -182,6 +182,7 @@ void write_target(ConvertJob& job) {
     case CheckpointKind::rank_files:
     case CheckpointKind::torchscript:
     case CheckpointKind::exported:
+    case CheckpointKind::arena:
       break;  // has no destination
   }
   if (job.appears_whole) job.counters.add(job.checks->read_rest(job.threads, job.meter.stop()));

@@ -1,4 +1,4 @@
-#include "checkpoint/load/tensor_record.h"
+#include "checkpoint/open/tensor_record.h"
 
 #include <optional>
 #include <utility>
