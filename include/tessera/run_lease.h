@@ -8,8 +8,8 @@
 // `conflict`, unless the first is dead: on this host that is seen at once, of another one when it
 // has given no sign for as long as it had said. No clocks are compared.
 //
-// In the run it is the object `tessera-lease-N.txt`; N counts the jobs that had the run, and the
-// highest one counts. It stays when the job has ended, and says that the run is free.
+// In the run it is the object `tessera-lease-N.txt` while the job lives; N is 1, or one more than
+// that of a dead job whose run it has taken.
 #pragma once
 
 #include <chrono>
@@ -41,13 +41,13 @@ class RunLease {
   explicit RunLease(const Location& run, const LeaseOptions& options = {});
   // The same by rank 0 for all ranks, which throw alike. The group must outlive it. Collective.
   RunLease(const Location& run, Group& group, const LeaseOptions& options = {});
-  // Says that the run is free, if it is still this job's; a store that does not answer is not
-  // waited for longer than ten seconds. In a child of fork() it does nothing.
+  // Gives the run back, if it is still this job's; a store that does not answer is not waited for
+  // longer than ten seconds. In a child of fork() it does nothing.
   ~RunLease();
   RunLease(const RunLease&) = delete;
   RunLease& operator=(const RunLease&) = delete;
 
-  // How many jobs have had the run before this one, and this one.
+  // The number of the lease: higher than that of a job that may still believe to have the run.
   [[nodiscard]] std::uint64_t number() const noexcept;
   // Throws `conflict` if another job has taken the run, because this one was stopped or cut off
   // from the store for longer than its time: it must not save any more. Rank 0 asks the store;

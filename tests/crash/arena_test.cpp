@@ -37,7 +37,6 @@ namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 namespace fs = std::filesystem;

@@ -1,7 +1,8 @@
 // The lease of a run, as an object for each job that has it.
 //   1. Whoever wants the run reads the highest object, and watches it if its job may live.
 //   2. He makes the next one, which only one can: who has the run is decided there.
-//   3. He writes it again and again. A job that finds a higher one than its own has lost the run.
+//   3. He writes it again and again. A job that finds another one than its own has lost the run.
+//   4. He removes it in the end.
 #include <algorithm>
 #include <charconv>
 #include <condition_variable>
@@ -64,7 +65,6 @@ std::optional<std::uint64_t> number_in(std::string_view digits) {
 
 // What a job says of itself. Its lines are "KEY VALUE".
 struct LeaseText {
-  bool is_free = false;
   milliseconds expires{0};
   std::string process;  // as to_text() of comm/segment.h says it; empty: not known
   std::string id;       // of the lease: a process that has become another program has none
@@ -72,9 +72,8 @@ struct LeaseText {
   std::uint64_t signs = 0;
 
   [[nodiscard]] std::string text() const {
-    return fmt::format("{}\nstate {}\nexpires {} ms\nprocess {}\nid {}\nhost {}\nsigns {}\n",
-                       kLeaseLine, is_free ? "free" : "held", expires.count(), process, id, host,
-                       signs);
+    return fmt::format("{}\nexpires {} ms\nprocess {}\nid {}\nhost {}\nsigns {}\n", kLeaseLine,
+                       expires.count(), process, id, host, signs);
   }
 };
 
@@ -99,9 +98,6 @@ LeaseText lease_from_text(std::string_view text) {
   };
   LeaseText lease;
   if (!line(kLeaseLine).empty()) throw_no_lease();
-  const std::string_view state = line("state ");
-  lease.is_free = state == "free";
-  if (!lease.is_free && state != "held") throw_no_lease();
   std::string_view expires = line("expires ");
   if (!expires.ends_with(" ms")) throw_no_lease();
   expires.remove_suffix(3);
@@ -192,13 +188,13 @@ std::optional<bool> is_alive(const LeaseText& lease) {
       .at_path(lease_name(other.number));
 }
 
-// The number of the lease that may be made now.
-std::uint64_t free_number(const Store& run, const std::stop_token& stop) {
+// The number of the lease that the next one may follow, since its job is dead; 0: there is none.
+std::uint64_t free_behind(const Store& run, const std::stop_token& stop) {
   const HighestLease seen = highest_in(run);
+  if (seen.number == 0) return 0;
   if (seen.number == std::numeric_limits<std::uint64_t>::max()) throw_no_lease();
-  if (seen.number == 0 || seen.lease.is_free) return seen.number + 1;
   const auto alive = is_alive(seen.lease);
-  if (alive == false) return seen.number + 1;
+  if (alive == false) return seen.number;
   if (alive == true) throw_taken(seen, "its process runs");
   log(LogLevel::info,
       fmt::format("waiting for {:.1f} s at most to see whether the job that has the run lives, on "
@@ -213,11 +209,11 @@ std::uint64_t free_number(const Store& run, const std::stop_token& stop) {
     std::this_thread::sleep_for(std::min(between, milliseconds(500)));
     begun = Clock::now();
     const HighestLease now = highest_in(run);
-    if (now.number == seen.number && now.lease.is_free) break;
+    if (now.number == 0) return 0;  // it has ended
     if (now.number != seen.number || now.text != seen.text)
       throw_taken(now, "it gave a sign of life");
   }
-  return seen.number + 1;
+  return seen.number;
 }
 
 const LeaseOptions& require_meant(const LeaseOptions& options) {
@@ -236,26 +232,27 @@ class LeaseState {
     (void)failure_of([&] { own_.process = same_host::to_text(same_host::this_process()); });
   }
 
-  // Makes the lease of this number, which is this job's if nobody has it.
-  void take(std::uint64_t number) {
-    number_ = number;
+  // Makes the lease that follows that one, which is this job's if nobody has it.
+  void take(std::uint64_t behind) {
+    number_ = behind + 1;
     last_sign_ = Clock::now();
-    try {
-      write_own(IfExists::fail);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::already_exists || error.code() == ErrorCode::conflict)
-        throw_preceded();
-      give_up();  // it may be there all the same
-      throw;
-    }
     {
       const std::lock_guard lock(own_leases.mutex);
       own_leases.ids.insert(own_.id);
     }
-    // Who was late finds that the numbers have gone on meanwhile.
-    if (!has_successor()) return;
-    give_up();
-    throw_preceded();
+    try {
+      write_own(IfExists::fail);
+      // Who was late finds that others have come and gone meanwhile, and one may have come to stay.
+      const auto numbers = numbers_in(*run_);
+      const bool is_late = std::ranges::any_of(
+          numbers, [&](auto number) { return number != number_ && number != behind; });
+      if (is_late) throw Error(ErrorCode::already_exists, "another lease is there");
+    } catch (const Error& error) {
+      give_up();  // it may be there all the same
+      if (error.code() == ErrorCode::already_exists || error.code() == ErrorCode::conflict)
+        throw_preceded();
+      throw;
+    }
   }
   void remove_older() const {
     for (const std::uint64_t older : numbers_in(*run_))
@@ -304,27 +301,21 @@ class LeaseState {
     const std::lock_guard lock(mutex_);
     last_sign_ = now;
   }
-  // The run is free, if it is this job's; what could be taken for its lease goes otherwise.
+  // The run is free, if it was this job's; else nothing is left that could be taken for its lease.
   void give_up() {
     {
       const std::lock_guard lock(own_leases.mutex);
       own_leases.ids.erase(own_.id);
     }
     (void)failure_of([&] {
-      if (!is_own()) return;
-      if (has_successor()) {
-        run_->remove(lease_name(number_));
-      } else if (!lost_.stop_requested()) {
-        own_.is_free = true;
-        write_own(IfExists::replace);
-      }
+      if (is_own()) run_->remove(lease_name(number_));
     });
   }
 
  private:
   [[noreturn]] void throw_preceded() const {
     const HighestLease other = highest_in(*run_);
-    if (other.number >= number_) throw_taken(other, "it came first");
+    if (other.number > 0) throw_taken(other, "it came first");
     // What has the name is no object: a directory, or a link that leads nowhere.
     throw Error(ErrorCode::corrupt, "what has the name of a lease cannot be opened")
         .at_path(run_->name() + "/" + lease_name(number_));
@@ -333,23 +324,22 @@ class LeaseState {
     const std::string text = own_.text();
     put(*run_, lease_name(number_), std::as_bytes(std::span(text)), if_exists);
   }
-  // Nobody removes the highest one but by hand. A listing may lag behind.
   [[nodiscard]] bool has_successor() const {
     const auto numbers = numbers_in(*run_);
-    const bool is_listed = std::ranges::find(numbers, number_) != numbers.end();
     return std::ranges::any_of(numbers, [this](auto number) { return number > number_; }) ||
-           (!is_listed && !run_->exists(lease_name(number_)));
+           !is_own();
   }
+  // Whether the object is there, and is not another job's of the same number.
   [[nodiscard]] bool is_own() const {
     constexpr std::uint64_t kMostBytes = 4096;
-    const auto text = to_text(read_all(*run_->open(lease_name(number_)), kMostBytes));
-    return lease_from_text(text).id == own_.id;
+    const auto source = open_if_there(*run_, lease_name(number_));
+    return source && lease_from_text(to_text(read_all(*source, kMostBytes))).id == own_.id;
   }
   void note(std::string failure) {
     const std::lock_guard lock(mutex_);
     failure_ = std::move(failure);
   }
-  void lose(std::string why) {
+  void lose(const std::string& why) {
     {
       const std::lock_guard lock(mutex_);
       if (!why_.empty()) return;
@@ -380,7 +370,7 @@ class RunLease::Held {
       : state_(std::make_shared<LeaseState>(directory_store(where), options.expires)) {
     const auto store = directory_store(where);
     store->require_writable(probe_name(random_attempt()), false);
-    state_->take(free_number(*store, stop));
+    state_->take(free_behind(*store, stop));
     try {
       begin();
       (void)failure_of([this] { state_->remove_older(); });

@@ -6,11 +6,13 @@
 #include <barrier>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/testing.h"
@@ -49,7 +51,7 @@ std::vector<std::string> names_in(const Store& run) {
 // As a job on another host has it, which gave no sign since.
 std::string of_another_host(int signs) {
   // Numbers of processes there say nothing here.
-  return "a job of tessera\nstate held\nexpires 1000 ms\nprocess boot/pid:[1] 4194303 1\n"
+  return "a job of tessera\nexpires 1000 ms\nprocess boot/pid:[1] 4194303 1\n"
          "id 0123456789ab\nhost elsewhere\nsigns " +
          std::to_string(signs) + "\n";
 }
@@ -61,15 +63,14 @@ TEST(RunLease, OneJobHasTheRunAndGivesItBack) {
     EXPECT_EQ(lease.number(), 1);
     lease.require_held();
     EXPECT_FALSE(lease.lost().stop_requested());
-    EXPECT_THAT(text_in(*run, "tessera-lease-1.txt"), HasSubstr("state held"));
+    EXPECT_THAT(text_in(*run, "tessera-lease-1.txt"), HasSubstr("expires 60000 ms"));
     const Error error = *failure_of([&] { const RunLease second(run); });
     EXPECT_EQ(error.code(), ErrorCode::conflict);
     EXPECT_THAT(error.what(), HasSubstr("tessera-lease-1.txt"));
     lease.require_held();
   }
-  EXPECT_THAT(text_in(*run, "tessera-lease-1.txt"), HasSubstr("state free"));
-  EXPECT_EQ(RunLease(run).number(), 2);
-  EXPECT_THAT(names_in(*run), ElementsAre("tessera-lease-2.txt"));
+  EXPECT_THAT(names_in(*run), ::testing::IsEmpty());
+  EXPECT_EQ(RunLease(run).number(), 1);
 }
 
 // A kill leaves it as it is. On this host that is seen at once.
@@ -233,10 +234,9 @@ TEST(RunLease, TextsThatNobodyWroteAreCorrupt) {
   };
   for (const std::string& text :
        {std::string(), std::string("x"), std::string("a job of tessera\n"), std::string(5000, 'a'),
-        good.substr(0, good.size() - 1), good + "more\n", with("held", "nonsense"),
-        with("tessera\n", "tesseract\n"), with("1000 ms", "no ms"), with("1000 ms", "-1 ms"),
-        with("1000 ms", "1000"), with("signs 1", "signs 01"),
-        with("signs 1", "signs 18446744073709551616")}) {
+        good.substr(0, good.size() - 1), good + "more\n", with("tessera\n", "tesseract\n"),
+        with("1000 ms", "no ms"), with("1000 ms", "-1 ms"), with("1000 ms", "1000"),
+        with("signs 1", "signs 01"), with("signs 1", "signs 18446744073709551616")}) {
     const auto run = memory_store();
     write(*run, "tessera-lease-3.txt", text);
     const Error error = *failure_of([&] { const RunLease lease(run); });
@@ -252,8 +252,6 @@ TEST(RunLease, TextsThatNobodyWroteAreCorrupt) {
 TEST(RunLease, NumbersAreLarge) {
   const auto run = memory_store();
   std::string text = of_another_host(1);
-  text.replace(text.find("held"), 4, "free");
-  text.replace(text.find("1000 ms"), 7, "86400000 ms");
   text.replace(text.find("signs 1"), 7, "signs 99999999999");
   write(*run, "tessera-lease-1048575.txt", text);
   const RunLease lease(run);
@@ -271,14 +269,52 @@ TEST(RunLease, ThatFailsWhenItIsMadeIsFree) {
     }
   };
   const auto inner = memory_store();
-  { const RunLease first(inner); }
+  write(*inner, "tessera-lease-1.txt", of_another_host(1));
   EXPECT_EQ(RunLease(std::make_shared<NoRemoving>(inner)).number(), 2);
   std::stop_source stop;
   LeaseOptions options;
   options.stop = stop.get_token();
   stop.request_stop();
-  EXPECT_EQ(code_of([&] { const RunLease cancelled(inner, options); }), ErrorCode::cancelled);
-  EXPECT_GE(RunLease(inner).number(), 3);
+  const auto fresh = memory_store();
+  EXPECT_EQ(code_of([&] { const RunLease cancelled(fresh, options); }), ErrorCode::cancelled);
+  EXPECT_THAT(names_in(*fresh), ::testing::IsEmpty());
+}
+
+// Whoever was paused between his look and his lease, while others came and went.
+TEST(RunLease, WhoIsLateTakesItFromNobody) {
+  class LateStore final : public ForwardingStore {
+   public:
+    LateStore(std::shared_ptr<Store> inner, std::function<void()> meanwhile)
+        : ForwardingStore(std::move(inner)), meanwhile_(std::move(meanwhile)) {}
+    [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                   std::uint64_t size_hint) override {
+      if (name.starts_with("tessera-lease-")) std::exchange(meanwhile_, [] {})();
+      return ForwardingStore::create(name, if_exists, size_hint);
+    }
+
+   private:
+    std::function<void()> meanwhile_;
+  };
+  const auto run = memory_store();
+  std::unique_ptr<RunLease> lives;
+  const auto late = std::make_shared<LateStore>(run, [&] {
+    run->remove("tessera-lease-7.txt");
+    lives = std::make_unique<RunLease>(run);
+  });
+  write(*run, "tessera-lease-7.txt", of_another_host(1));
+  EXPECT_EQ(code_of([&] { const RunLease second(std::static_pointer_cast<Store>(late)); }),
+            ErrorCode::conflict);
+  EXPECT_THAT(names_in(*run), ElementsAre("tessera-lease-1.txt"));
+  lives->require_held();
+}
+
+// A job that was stopped while its run was taken, and given back, and taken again.
+TEST(RunLease, OfTheSameNumberMayBeAnotherJobs) {
+  const auto run = memory_store();
+  RunLease lease(run, kShort);
+  const Warnings warnings;
+  write(*run, "tessera-lease-1.txt", of_another_host(1));
+  EXPECT_EQ(code_of([&] { lease.require_held(); }), ErrorCode::conflict);
 }
 
 // A store that answers late while the other job gives signs.
