@@ -249,6 +249,10 @@ class WriterMain {
   // For who starts again, once the trainer has died.
   void keep_on() {
     constexpr std::chrono::milliseconds kBetweenLooks{100};
+    if (!kept_ || is_dismissed_) return;
+    // Who started the trainer waits until nobody has its stderr any more.
+    const Fd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+    (void)::dup2(nowhere.get(), STDERR_FILENO);
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(hello_.keep);
     while (kept_ && !is_dismissed_ && kept_->is_wanted() && !told_to_end_.came() &&
            std::chrono::steady_clock::now() < until)
