@@ -37,17 +37,17 @@ std::string run_of(const std::string& place) {
   return place.substr(0, std::max<std::size_t>(place.rfind('/'), 1));
 }
 
-// Those of trainers that have died.
-void forget_older(const KeptPart& newer) {
-  std::vector<KeptPart> parts = kept_parts();
-  std::erase_if(parts, [&newer](const KeptPart& part) {
-    return part.writer == newer.writer || run_of(part.place) != run_of(newer.place) ||
-           has_trainer(part);
-  });
-  forget(parts);
-}
-
 }  // namespace
+
+// Those of trainers that have died.
+void forget_older(const WriterJob& job) {
+  const std::string run = run_of(without_file_scheme(job.place));
+  std::vector<KeptPart> parts = kept_parts();
+  std::erase_if(parts, [&](const KeptPart& part) {
+    return part.writer == job.writer || run_of(part.place) != run || has_trainer(part);
+  });
+  if (!parts.empty()) forget(parts);
+}
 
 KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, ByteView arena,
                            const Fd& memory) {
@@ -70,7 +70,6 @@ KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, ByteV
   part.objects.push_back(
       kept_object(names.digests, digests_, digests.size() * sizeof(std::uint64_t)));
   notice_ = std::make_unique<KeptNotice>(part);
-  forget_older(part);
 }
 
 }  // namespace tessera

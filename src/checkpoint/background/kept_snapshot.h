@@ -10,11 +10,13 @@
 
 namespace tessera {
 
+// Snapshots of the same run that other writers have left are needed no more when one has staged.
+void forget_older(const WriterJob& job);
+
 // Others of the user find it while it lives (storage/arena/arenas.h). The arena stays as it is.
 class KeptSnapshot {
  public:
-  // Computes the digests of `arena`, which is `memory`. Snapshots of the same run that other
-  // writers have left are needed no more then. Throws what KeptNotice throws.
+  // Computes the digests of `arena`, which is `memory`. Throws what KeptNotice throws.
   KeptSnapshot(const WriterJob& job, const WriterHello& hello, ByteView arena, const Fd& memory);
   [[nodiscard]] bool is_wanted() const { return notice_->is_wanted(); }
 

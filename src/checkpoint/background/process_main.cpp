@@ -230,6 +230,7 @@ class WriterMain {
 
   // From now on others of this user find the snapshot, as far as all ranks come so far.
   void keep(const HeardJob& job) {
+    (void)failure_of([&] { forget_older(job.what); });
     if (hello_.keep == 0) return;
     const auto failure = failure_of([&] {
       auto kept = std::make_unique<KeptSnapshot>(job.what, hello_, arena_, memory_);

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <condition_variable>
 #include <cstddef>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -226,8 +227,10 @@ const LeaseOptions& require_meant(const LeaseOptions& options) {
 // What the threads of a lease have of it: they outlive it if a store does not answer.
 class LeaseState {
  public:
-  LeaseState(std::shared_ptr<Store> run, milliseconds expires)
-      : run_(std::move(run)), expires_(expires) {
+  // `directory`: of the run, if it is not there yet; it goes with the lease if nothing else is in
+  // it.
+  LeaseState(std::shared_ptr<Store> run, std::string directory, milliseconds expires)
+      : run_(std::move(run)), directory_(std::move(directory)), expires_(expires) {
     own_ = {.expires = expires, .id = random_attempt(), .host = host_name()};
     (void)failure_of([&] { own_.process = same_host::to_text(same_host::this_process()); });
   }
@@ -310,6 +313,8 @@ class LeaseState {
     (void)failure_of([&] {
       if (is_own()) run_->remove(lease_name(number_));
     });
+    std::error_code none;
+    if (!directory_.empty()) std::filesystem::remove(directory_, none);
   }
 
  private:
@@ -350,6 +355,7 @@ class LeaseState {
   }
 
   const std::shared_ptr<Store> run_;
+  const std::string directory_;
   const milliseconds expires_;
   std::uint64_t number_ = 0;
   LeaseText own_;  // of who makes it, then of the thread that gives signs
@@ -367,7 +373,8 @@ class LeaseState {
 class RunLease::Held {
  public:
   Held(const Location& where, const LeaseOptions& options, const std::stop_token& stop)
-      : state_(std::make_shared<LeaseState>(directory_store(where), options.expires)) {
+      : state_(std::make_shared<LeaseState>(directory_store(where), new_directory(where),
+                                            options.expires)) {
     const auto store = directory_store(where);
     store->require_writable(probe_name(random_attempt()), false);
     state_->take(free_behind(*store, stop));
@@ -419,6 +426,13 @@ class RunLease::Held {
 
  private:
   static constexpr std::chrono::seconds kLongestEnd{10};
+
+  static std::string new_directory(const Location& run) {
+    if (!is_on_disk(run)) return {};
+    const std::string path = without_file_scheme(run.path);
+    std::error_code none;
+    return std::filesystem::exists(path, none) ? std::string() : path;
+  }
 
   // Until somebody asks for the end or the run is lost.
   template <typename Work>

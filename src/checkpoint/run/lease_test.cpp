@@ -73,6 +73,17 @@ TEST(RunLease, OneJobHasTheRunAndGivesItBack) {
   EXPECT_EQ(RunLease(run).number(), 1);
 }
 
+// Of a run that nothing was saved into nothing is left.
+TEST(RunLease, LeavesNoDirectoryOfItsOwn) {
+  const TemporaryDirectory directory;
+  const std::string run = directory.path() + "/run";
+  { const RunLease lease(run); }
+  EXPECT_FALSE(std::filesystem::exists(run));
+  std::filesystem::create_directory(run);
+  { const RunLease lease(run); }
+  EXPECT_TRUE(std::filesystem::exists(run));
+}
+
 // A kill leaves it as it is. On this host that is seen at once.
 TEST(RunLease, OfADeadProcessOfThisHostEndsAtOnce) {
   const TemporaryDirectory run;
@@ -192,7 +203,9 @@ TEST(RunLease, OfTwoAtOnceOneGoesOn) {
       const auto take = [&](std::size_t who) {
         start.arrive_and_wait();
         const auto failure = failure_of([&] { taken.at(who) = std::make_unique<RunLease>(run); });
-        if (failure) EXPECT_EQ(failure->code(), ErrorCode::conflict) << failure->what();
+        if (failure) {
+          EXPECT_EQ(failure->code(), ErrorCode::conflict) << failure->what();
+        }
       };
       std::thread other([&] { take(1); });
       take(0);
