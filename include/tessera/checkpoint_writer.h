@@ -136,9 +136,9 @@ struct WriterOptions {
   std::chrono::milliseconds silence = std::chrono::seconds(30);
   // How long a process whose trainer has died keeps the snapshot of its last save, for who starts
   // again on this host: as `arena://` and the save's place it is a checkpoint of kind `arena`, once
-  // all ranks have staged, whether it is on a disk yet or not. 0: not at all. It ends earlier when a
-  // new writer has staged a save into the same run. Of the memory nobody else has a name, and other
-  // users cannot open it.
+  // all ranks have staged, whether it is on a disk yet or not. 0: not at all. It ends earlier when
+  // a new writer has staged a save into the same run. Of the memory nobody else has a name, and
+  // other users cannot open it.
   std::chrono::milliseconds keep = std::chrono::milliseconds(0);
   // How long the destructor waits.
   std::chrono::milliseconds end_within = std::chrono::minutes(10);

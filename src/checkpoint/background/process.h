@@ -48,8 +48,8 @@ struct WriterJob {
   bool hears_events = false, hears_progress = false;
 };
 auto fields(FieldsOf<WriterJob> auto& job) {
-  return std::tie(job.number, job.place, job.meeting, job.writer, job.options, job.tree, job.hears_events,
-                  job.hears_progress);
+  return std::tie(job.number, job.place, job.meeting, job.writer, job.options, job.tree,
+                  job.hears_events, job.hears_progress);
 }
 
 class WriterProcess {
