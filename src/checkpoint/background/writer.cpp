@@ -181,15 +181,17 @@ std::optional<Error> error_of(const std::vector<std::shared_ptr<SaveOutcome>>& u
 
 }  // namespace
 
+BackgroundWriter::Outcomes BackgroundWriter::under_way() {
+  Outcomes found;
+  const std::lock_guard lock(mutex_);
+  for (const auto& job : jobs_) found.push_back(job->outcome);
+  return found;
+}
+
 // The caller comes by.
 void BackgroundWriter::pass_copies(Clock::time_point until, const std::stop_token& stop) {
   constexpr std::chrono::milliseconds kBetweenLooks{50};
-  Outcomes under_way;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& job : jobs_) under_way.push_back(job->outcome);
-  }
-  for (const auto& outcome : under_way) {
+  for (const auto& outcome : under_way()) {
     const auto left = [&] {
       const auto time = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
       return std::clamp(time, std::chrono::milliseconds(0), kBetweenLooks);
@@ -560,12 +562,7 @@ void BackgroundWriter::close() {
   // Before the time at which what is left is asked to stop, nobody waits for the caller any more.
   const auto within = std::min(options_.end_within, kLongestEnd);
   const auto until = Clock::now() + within;
-  Outcomes under_way;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& job : jobs_) under_way.push_back(job->outcome);
-  }
-  for (const auto& outcome : under_way) outcome->hurry(within / 4);
+  for (const auto& outcome : under_way()) outcome->hurry(within / 4);
   pass_copies(until - within / 2);
   // A hook that ends its own writer cannot wait for itself: the thread goes on with what it has.
   const bool is_own_hook = thread_job().behind == this;
@@ -574,14 +571,13 @@ void BackgroundWriter::close() {
   } else {
     thread_->detach();
   }
-  Outcomes lost, left;
+  Outcomes lost;
   {
     const std::lock_guard lock(mutex_);
     lost = untaken();
-    for (const auto& job : jobs_) left.push_back(job->outcome);
   }
   for (const auto& outcome : lost) warn_untaken(*outcome);
-  for (const auto& outcome : left) {
+  for (const auto& outcome : under_way()) {
     log(LogLevel::warning, "the save in the background to " + outcome->place() +
                                " had not ended when its writer did: whether it is complete is not "
                                "known");

@@ -110,6 +110,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   void require_usable() const;
   [[nodiscard]] Outcomes untaken();  // with mutex_ held
   [[nodiscard]] bool is_at_rest() const { return jobs_.empty() && !is_calling_back_; }  // likewise
+  [[nodiscard]] Outcomes under_way();  // takes mutex_
   void pass_copies(std::chrono::steady_clock::time_point until, const std::stop_token& stop = {});
   [[nodiscard]] std::optional<Error> turn_of(Job& job);
   void stage(Job& job, const Value& tree);
