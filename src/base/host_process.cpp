@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <span>
 #include <sstream>
 
@@ -102,6 +101,16 @@ Watch::Watch(const ProcessId& process)
 bool Watch::alive() const noexcept {
   pollfd look{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
   return ::poll(&look, 1, 0) <= 0;
+}
+
+std::optional<bool> is_alive(const ProcessId& process) {
+  try {
+    if (process.host != this_process().host) return std::nullopt;
+    return Watch(process).alive();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::peer_failed) return false;
+    return std::nullopt;
+  }
 }
 
 }  // namespace tessera::same_host

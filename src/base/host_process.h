@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/process.h"
@@ -40,5 +41,8 @@ class Watch {
  private:
   Fd pidfd_;
 };
+
+// Whether a process runs; none: it is of another host or container, or the kernel does not tell.
+[[nodiscard]] std::optional<bool> is_alive(const ProcessId& process);
 
 }  // namespace tessera::same_host

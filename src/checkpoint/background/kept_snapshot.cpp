@@ -25,7 +25,7 @@ Fd memory_with(ByteView bytes) {
   Fd memory(::memfd_create("tessera-snapshot", MFD_CLOEXEC));
   if (!memory) throw_errno(errno, "memfd_create", "a snapshot in memory");
   for (std::size_t done = 0; done < bytes.size();) {
-    const auto written = uninterrupted(
+    const ssize_t written = transferred(
         [&] { return ::write(memory.get(), bytes.data() + done, bytes.size() - done); });
     if (written < 0) throw_errno(errno, "write", "a snapshot in memory");
     done += static_cast<std::size_t>(written);

@@ -23,6 +23,7 @@
 
 #include <fmt/format.h>
 
+#include "base/host_process.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/process.h"
@@ -31,7 +32,6 @@
 #include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
-#include "comm/segment.h"
 #include "io/source.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
@@ -67,9 +67,9 @@ std::optional<std::uint64_t> number_in(std::string_view digits) {
 // What a job says of itself. Its lines are "KEY VALUE".
 struct LeaseText {
   milliseconds expires{0};
-  std::string process;  // as to_text() of comm/segment.h says it; empty: not known
-  std::string id;       // of the lease: a process that has become another program has none
-  std::string host;
+  std::string process = {};  // as to_text() of base/host_process.h says it; empty: not known
+  std::string id = {};       // of the lease: a process that has become another program has none
+  std::string host = {};
   std::uint64_t signs = 0;
 
   [[nodiscard]] std::string text() const {
@@ -116,8 +116,8 @@ LeaseText lease_from_text(std::string_view text) {
 // The object with the highest number.
 struct HighestLease {
   std::uint64_t number = 0;  // 0: there is none
-  std::string text;
-  LeaseText lease;
+  std::string text = {};
+  LeaseText lease = {};
 };
 
 std::vector<std::uint64_t> numbers_in(const Store& run) {
@@ -132,17 +132,20 @@ std::vector<std::uint64_t> numbers_in(const Store& run) {
   return numbers;
 }
 
-HighestLease highest_in(const Store& run) {
+std::string lease_text(const ByteSource& source) {
   constexpr std::uint64_t kMostBytes = 4096;
+  if (source.size() > kMostBytes) throw_no_lease();
+  return to_text(read_all(source, kMostBytes));
+}
+
+HighestLease highest_in(const Store& run) {
   HighestLease highest;
   const auto look = [&] {
     const auto numbers = numbers_in(run);
     highest = {.number = numbers.empty() ? 0 : *std::ranges::max_element(numbers)};
     if (highest.number == 0) return true;
     try {
-      const auto source = run.open(lease_name(highest.number));
-      if (source->size() > kMostBytes) throw_no_lease();
-      highest.text = to_text(read_all(*source, kMostBytes));
+      highest.text = lease_text(*run.open(lease_name(highest.number)));
       highest.lease = lease_from_text(highest.text);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::not_found) return false;  // a higher one takes its place
@@ -165,22 +168,16 @@ struct OwnLeases {
 };
 OwnLeases& own_leases = *new OwnLeases;
 
-// Whether its process runs; none: that is on another host, or the kernel does not tell.
+// Whether its process runs and has it; none: nobody can tell.
 std::optional<bool> is_alive(const LeaseText& lease) {
-  std::optional<bool> alive;
   try {
     const auto process = same_host::process_from_text(lease.process);
-    const auto own = same_host::this_process();
-    if (process == own) {
-      const std::lock_guard lock(own_leases.mutex);
-      alive = own_leases.ids.contains(lease.id);
-    } else if (process.host == own.host) {
-      alive = same_host::Watch(process).alive();
-    }
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::peer_failed) alive = false;
+    if (process != same_host::this_process()) return same_host::is_alive(process);
+  } catch (const Error&) {
+    return std::nullopt;
   }
-  return alive;
+  const std::lock_guard lock(own_leases.mutex);
+  return own_leases.ids.contains(lease.id);
 }
 
 [[noreturn]] void throw_taken(const HighestLease& other, const char* how) {
@@ -235,8 +232,10 @@ class LeaseState {
     (void)failure_of([&] { own_.process = same_host::to_text(same_host::this_process()); });
   }
 
-  // Makes the lease that follows that one, which is this job's if nobody has it.
-  void take(std::uint64_t behind) {
+  // Makes the lease that follows that of a dead job, or the first one.
+  void take(const std::stop_token& stop) {
+    run_->require_writable(probe_name(random_attempt()), false);
+    const std::uint64_t behind = free_behind(*run_, stop);
     number_ = behind + 1;
     last_sign_ = Clock::now();
     {
@@ -336,9 +335,8 @@ class LeaseState {
   }
   // Whether the object is there, and is not another job's of the same number.
   [[nodiscard]] bool is_own() const {
-    constexpr std::uint64_t kMostBytes = 4096;
     const auto source = open_if_there(*run_, lease_name(number_));
-    return source && lease_from_text(to_text(read_all(*source, kMostBytes))).id == own_.id;
+    return source && lease_from_text(lease_text(*source)).id == own_.id;
   }
   void note(std::string failure) {
     const std::lock_guard lock(mutex_);
@@ -375,9 +373,7 @@ class RunLease::Held {
   Held(const Location& where, const LeaseOptions& options, const std::stop_token& stop)
       : state_(std::make_shared<LeaseState>(directory_store(where), new_directory(where),
                                             options.expires)) {
-    const auto store = directory_store(where);
-    store->require_writable(probe_name(random_attempt()), false);
-    state_->take(free_behind(*store, stop));
+    state_->take(stop);
     try {
       begin();
       (void)failure_of([this] { state_->remove_older(); });
@@ -429,9 +425,9 @@ class RunLease::Held {
 
   static std::string new_directory(const Location& run) {
     if (!is_on_disk(run)) return {};
-    const std::string path = without_file_scheme(run.path);
+    const auto path = std::filesystem::absolute(without_file_scheme(run.path));
     std::error_code none;
-    return std::filesystem::exists(path, none) ? std::string() : path;
+    return std::filesystem::exists(path, none) ? std::string() : path.string();
   }
 
   // Until somebody asks for the end or the run is lost.

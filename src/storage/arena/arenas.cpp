@@ -89,17 +89,6 @@ std::string content_of(const fs::path& file) {
   return {std::istreambuf_iterator<char>(text), {}};
 }
 
-// A process of another host or container may live: what it says is not for us.
-enum class Lives : std::uint8_t { yes, no, unknown };
-Lives lives(const same_host::ProcessId& process) {
-  if (process.host != same_host::this_process().host) return Lives::unknown;
-  try {
-    return same_host::Watch(process).alive() ? Lives::yes : Lives::no;
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::peer_failed ? Lives::no : Lives::unknown;
-  }
-}
-
 std::string notice_name(const KeptPart& part) {
   return part.writer + "-" + std::to_string(part.rank);
 }
@@ -124,7 +113,7 @@ class KeptSource final : public ByteSource {
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());
     for (std::size_t done = 0; done < out.size();) {
-      const auto got = uninterrupted([&] {
+      const ssize_t got = transferred([&] {
         return ::pread(memory_.get(), out.data() + done, out.size() - done,
                        static_cast<off_t>(offset + done));
       });
@@ -182,6 +171,20 @@ class ArenaStore final : public Store {
   std::map<std::string, std::pair<const KeptPart*, const KeptObject*>, std::less<>> objects_;
 };
 
+// The newest of the snapshots of one place of which all ranks' parts are here.
+std::vector<KeptPart> whole_snapshot(const std::vector<KeptPart>& parts) {
+  std::map<std::pair<std::string, std::uint64_t>, std::map<int, KeptPart>> saves;
+  for (const KeptPart& part : parts) saves[{part.writer, part.number}].emplace(part.rank, part);
+  std::vector<KeptPart> newest;
+  for (auto& [save, ranks] : saves) {
+    const int size = ranks.begin()->second.size;
+    if (std::ssize(ranks) != size) continue;
+    newest.clear();
+    for (auto& [rank, part] : ranks) newest.push_back(std::move(part));
+  }
+  return newest;
+}
+
 }  // namespace
 
 KeptObject kept_object(std::string name, const Fd& memory, std::uint64_t bytes) {
@@ -226,9 +229,10 @@ std::vector<KeptPart> kept_parts() {
     if (at->path().extension() == ".tmp") continue;
     const auto part = part_of(content_of(at->path()));
     if (!part || notice_name(*part) != at->path().filename()) continue;
-    const Lives life = lives(part->process);
-    if (life == Lives::yes) found.push_back(*part);
-    if (life == Lives::no) fs::remove(at->path(), none);
+    // One of another host or container may live: what it says is not for us.
+    const auto alive = same_host::is_alive(part->process);
+    if (alive == true) found.push_back(*part);
+    if (alive == false) fs::remove(at->path(), none);
     none.clear();
   }
   std::ranges::sort(found, {}, [](const KeptPart& part) {
@@ -239,7 +243,7 @@ std::vector<KeptPart> kept_parts() {
 
 bool has_trainer(const KeptPart& part) {
   try {
-    return lives(same_host::process_from_text(part.trainer)) != Lives::no;
+    return same_host::is_alive(same_host::process_from_text(part.trainer)) != false;
   } catch (const Error&) {
     return true;  // nobody has said who it is
   }
@@ -253,26 +257,12 @@ void forget(const std::vector<KeptPart>& parts) {
   }
 }
 
-std::vector<KeptPart> whole_snapshot(std::vector<KeptPart> parts, const std::string& place) {
-  std::erase_if(parts, [&place](const KeptPart& part) { return part.place != place; });
-  std::map<std::pair<std::string, std::uint64_t>, std::map<int, KeptPart>> saves;
-  for (KeptPart& part : parts) saves[{part.writer, part.number}].emplace(part.rank, part);
-  std::vector<KeptPart> newest;
-  for (auto& [save, ranks] : saves) {
-    const int size = ranks.begin()->second.size;
-    if (std::ssize(ranks) != size) continue;
-    newest.clear();
-    for (auto& [rank, part] : ranks) newest.push_back(std::move(part));
-  }
-  return newest;
-}
-
 std::shared_ptr<Store> arena_store(const std::string& place) {
   const std::string name = "arena://" + place;
   auto parts = kept_parts();
-  auto whole = whole_snapshot(parts, place);
-  if (!whole.empty()) return std::make_shared<ArenaStore>(name, std::move(whole));
   std::erase_if(parts, [&place](const KeptPart& part) { return part.place != place; });
+  auto whole = whole_snapshot(parts);
+  if (!whole.empty()) return std::make_shared<ArenaStore>(name, std::move(whole));
   if (parts.empty()) {
     throw Error(ErrorCode::not_found, "no process on this host keeps a snapshot of that place")
         .at_path(name);

@@ -34,7 +34,7 @@ struct KeptPart {
   int rank = 0, size = 1;
   std::string trainer;             // as same_host::to_text() has it; empty: not known
   same_host::ProcessId process{};  // that keeps it
-  std::vector<KeptObject> objects;
+  std::vector<KeptObject> objects = {};
 };
 
 // Says it, in the place of what that process said before, and takes it back in the end.
@@ -63,11 +63,9 @@ class KeptNotice {
 // Tells the processes that keep these that they are needed no more.
 void forget(const std::vector<KeptPart>& parts);
 
-// The newest of the snapshots of that place of which all ranks' parts are here.
-[[nodiscard]] std::vector<KeptPart> whole_snapshot(std::vector<KeptPart> parts,
-                                                   const std::string& place);
-// It as a store, in which nobody writes. Throws `not_found` if nothing is kept for the place, and
-// `incomplete` if parts of ranks are not here.
+// The newest of the snapshots of that place of which all ranks' parts are here, as a store in which
+// nobody writes. Throws `not_found` if nothing is kept for the place, and `incomplete` if parts of
+// ranks are not here.
 [[nodiscard]] std::shared_ptr<Store> arena_store(const std::string& place);
 
 }  // namespace tessera
