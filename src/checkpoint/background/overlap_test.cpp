@@ -258,7 +258,9 @@ TEST(Overlap, TimesAreAsTheyAreSaid) {
     const PendingSave pending =
         writer.save(tree, memory_store(), {}, {}, asked([&] { is_asked = true; }));
     std::this_thread::sleep_for(30ms);
-    if (within > 0ms) EXPECT_FALSE(is_asked);
+    if (within > 0ms) {
+      EXPECT_FALSE(is_asked);
+    }
     pending.await_staged();
     EXPECT_TRUE(is_asked);
   }

@@ -89,16 +89,16 @@ std::optional<RunCheckpoint> kept_checkpoint(const Location& run, const RunCheck
     stopped.stop = stop;
     if (group.rank() == 0) found = kept_checkpoint(run, stopped);
   };
-  using Hosts = std::pair<std::uint64_t, bool>;  // of the first rank, and whether all are on it
-  const auto join = [](Hosts& all, const Hosts& more) {
+  using RanksHost = std::pair<std::uint64_t, bool>;  // of the first rank, and whether all are on it
+  const auto join = [](RanksHost& all, const RanksHost& more) {
     all.second = all.second && more.second && all.first == more.first && all.first != 0;
   };
-  const auto conclude = [&](const Hosts& hosts) {
+  const auto conclude = [&](const RanksHost& hosts) {
     return found && hosts.second ? std::pair(found->step, found->where.path)
                                  : std::pair(std::int64_t{-1}, std::string());
   };
   const auto conference =
-      conference_of([] { return Hosts(same_host::host_digest(), true); }, join, conclude);
+      conference_of([] { return RanksHost(same_host::host_digest(), true); }, join, conclude);
   const auto [step, path] =
       from_message<std::pair<std::int64_t, std::string>>(confer_after_long_work(
           group, check.stop, look, "looking for snapshots in memory", conference));
