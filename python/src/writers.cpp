@@ -131,6 +131,9 @@ WriterOptions writer_options(const Options& all) {
   milliseconds = static_cast<std::uint64_t>(options.silence.count());
   all.get("silence_ms", milliseconds);
   options.silence = std::chrono::milliseconds(milliseconds);
+  milliseconds = static_cast<std::uint64_t>(options.keep.count());
+  all.get("keep_ms", milliseconds);
+  options.keep = std::chrono::milliseconds(milliseconds);
   return options;
 }
 

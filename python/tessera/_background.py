@@ -126,6 +126,11 @@ class CheckpointWriter:
     the environment, or the one of this package), and who gives no sign of life for `silence` seconds is lost. A writer whose process
     is gone stays that way (`require_alive`).
 
+    A process whose program has died keeps the snapshot of its last save in memory for `keep` seconds: who starts again on this host
+    opens or loads `arena://` and the save's path, on any number of ranks, once all ranks have copied, whether it is on a disk yet or not.
+    It ends earlier when a new writer has copied a save into the same run, and a program that ends well leaves none. Without `process`
+    it is `invalid_argument`.
+
     >>> with tessera.CheckpointWriter() as writer:
     ...     weights = numpy.ones(3)
     ...     pending = writer.save({"w": weights}, directory + "/step900")
@@ -148,7 +153,9 @@ class CheckpointWriter:
         process: bool = False,
         program: Path | None = None,
         silence: float = 30.0,
+        keep: float = 0.0,
     ) -> None:
+        require_may_keep(keep, process)
         options = {
             "bytes": _counted("bytes", bytes),
             "if_busy": if_busy,
@@ -159,6 +166,7 @@ class CheckpointWriter:
             "process": process,
             "program": (os.fspath(program) if program else _command()) if process else "",
             "silence_ms": _counted("silence", round(min(silence, _A_YEAR) * 1000)),
+            "keep_ms": _counted("keep", round(min(keep, _A_YEAR) * 1000)),
         }
         self._carrier = _carrier_of(group)
         self._writer = _core.Writer(options, self._carrier)
@@ -296,6 +304,12 @@ def _command() -> str:
         return command()
     except FileNotFoundError:
         return ""
+
+
+def require_may_keep(keep: float, process: bool) -> None:
+    """A thread has nothing left when its program dies."""
+    if keep > 0 and not process:
+        raise InvalidArgumentError(f"invalid_argument: keep is {keep}, but it is no process that saves")
 
 
 def _counted(name: str, number: int) -> int:

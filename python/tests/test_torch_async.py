@@ -418,6 +418,62 @@ def test_two_ranks_by_a_process(tmp_path):
     assert not list(tmp_path.glob(".tessera*"))
 
 
+def of_ranks_that_are_killed(rank, ranks, directory):
+    for number, keep in ((0, 0.0), (1, 60.0), (2, 60.0)):
+        state = {f"own{rank}": torch.full((1000,), float(number)), "n": number}
+        tessera.torch.async_save(
+            state,
+            checkpoint_id=f"{directory}/step{number}",
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            keep=keep,
+        ).result(60)
+    assert len(writer_processes()) == 1  # that of the first one has ended
+    torch.distributed.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def into_ranks(rank, ranks, directory, before):
+    state = {f"own{other}": torch.zeros(1000) for other in range(before)} | {"n": -1}
+    tessera.torch.load(state, checkpoint_id=f"arena://{directory}/step2")
+    assert state.pop("n") == 2 and all((tensor == 2).all() for tensor in state.values())
+
+
+@pytest.mark.parametrize("before, after", [(1, 2), (2, 1), (2, 3)])
+def test_ranks_start_again_from_what_processes_keep(before, after, tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_ARENA_DIR", str(tmp_path / "arenas"))
+    directory = str(tmp_path / "run")
+    processes = start_ranks(with_arenas_in, before, str(tmp_path / "arenas"), of_ranks_that_are_killed, directory)
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * before
+    try:
+        with tessera.open(f"arena://{directory}/step2") as kept:
+            assert kept.kind == "arena" and kept.world_size == before
+        run_ranks(with_arenas_in, after, str(tmp_path / "arenas"), into_ranks, directory, before)
+    finally:
+        for notice in (tmp_path / "arenas").iterdir():  # whose processes end then
+            notice.unlink()
+
+
+def with_arenas_in(rank, ranks, arenas, body, *arguments):
+    """The server that ranks are forked from has the environment of an earlier test."""
+    os.environ["TESSERA_ARENA_DIR"] = arenas
+    body(rank, ranks, *arguments)
+
+
+def test_only_our_process_keeps(tmp_path):
+    kind = AsyncCheckpointerType.PROCESS
+    planner = type("Planner", (dcp.DefaultSavePlanner,), {})()
+    for options in ({}, {"async_checkpointer_type": kind, "planner": planner}):
+        with pytest.raises(ValueError, match="invalid_argument: keep is"):
+            tessera.torch.async_save({"n": 1}, checkpoint_id=tmp_path / "a", no_dist=True, keep=5.0, **options)
+    state = {"odd": torch.ones(4).as_subclass(type("Odd", (torch.Tensor,), {}))}  # which torch's planner has to resolve
+    with pytest.raises(ValueError, match="only torch can save"):
+        tessera.torch.async_save(
+            state, checkpoint_id=tmp_path / "a", no_dist=True, keep=5.0, async_checkpointer_type=kind
+        ).result(60)
+
+
 def of_a_process_that_is_killed(rank, ranks, directory):
     victim = rank == ranks - 1
 

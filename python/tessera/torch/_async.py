@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.tensor import DTensor
 
 from tessera import _core
-from tessera._background import CheckpointWriter, without_frames
+from tessera._background import CheckpointWriter, require_may_keep, without_frames
 from tessera._errors import CancelledError, Error, InvalidArgumentError, UnsupportedError
 from tessera.torch import _tree
 from tessera.torch._group import Group, agree, error_of_ranks, group_of
@@ -38,6 +38,7 @@ def async_save(
     async_stager: Any = None,
     no_dist: bool = False,
     use_collectives: bool = True,
+    keep: float = 0.0,
 ) -> Any:
     """`dcp.async_save`: copies the state, and saves it in the background. Returns a future, a `tessera.PendingSave`.
 
@@ -48,7 +49,9 @@ def async_save(
 
     By a process, that is one of the writer's, which finishes what all ranks have copied although they are killed; its
     `tessera.CheckpointWriter` is another one than that of saves by a thread. If such a process is lost, the save that it had fails on all
-    ranks, and later calls make new ones, with a warning where it was lost.
+    ranks, and later calls make new ones, with a warning where it was lost. When all ranks have died it keeps what they had copied last for
+    `keep` seconds: `tessera.torch.load` of `arena://` and the `checkpoint_id` takes it from memory, on this host and any number of ranks.
+    A call with another `keep` makes a new writer. By a thread it is `invalid_argument`, and so is it for what torch saves by itself.
 
     With `async_stager` and with another writer than ours it is torch's own `async_save`, whose future has torch's errors; so is by a
     process what `save` leaves to torch's planning. By a thread such a state, except tensors on a device, is copied to new memory each
@@ -83,14 +86,16 @@ def async_save(
         )
 
     plans = is_ours and plans_here(writer, planner, use_collectives)
+    require_may_keep(keep, by_process and plans)
     if not is_ours or (by_process and not plans):
         return kept.begin_by_torch(by_torch)
     if plans:
-        state = _State(state_dict, kept)
-        answers = agree(group, None, (state.told, kept.is_lost(by_process)))
+        state = _State(state_dict, kept, keep)
+        answers = agree(group, None, (state.told, kept.needs_new(by_process, keep)))
         told = [one for one, _ in answers]
         if _FAILED in told or _LEFT_TO_TORCH not in told:
-            earlier = kept.end(by_process, state) if any(is_lost for _, is_lost in answers) else None
+            earlier = kept.end(by_process, state) if any(needs_new for _, needs_new in answers) else None
+            kept.make(by_process, keep)
             return kept.begin(by_process, state, writer, earlier)
         state_dict = state.states
         if by_process:
@@ -117,7 +122,7 @@ _FAILED, _LEFT_TO_TORCH = "failed", "left to torch"
 class _State:
     """What this rank saves, or why it cannot."""
 
-    def __init__(self, state_dict: dict[str, Any], kept: _OfGroup) -> None:
+    def __init__(self, state_dict: dict[str, Any], kept: _OfGroup, keep: float) -> None:
         self.told = ""  # to the other ranks
         self.states: dict[str, Any] = {}  # of its parts that have one, too
         self._tree: Any = None
@@ -128,7 +133,9 @@ class _State:
             self.states = _tree.states_of(state_dict)
             self._tree = _core.make_tree(self.states, _tree.describe_for_ranks(ranks, self.states, from_devices=True))
         except _tree.LeftToTorch:
-            self.told = _LEFT_TO_TORCH
+            self.told = _LEFT_TO_TORCH if keep == 0 else _FAILED
+            if keep > 0:
+                self.fail(InvalidArgumentError("invalid_argument: a state that only torch can save is not kept (keep)"))
             self._tree = _core.make_tree({}, _tree.describe_for_ranks(ranks, {}))  # for a save that another rank fails
         except BaseException as error:
             self.told = _FAILED
@@ -239,8 +246,9 @@ class _Left(Future[Any]):
 class _Saves:
     """Those of a writer, one after the other."""
 
-    def __init__(self, writer: CheckpointWriter) -> None:
+    def __init__(self, writer: CheckpointWriter, keep: float) -> None:
         self._writer = writer
+        self.keep = keep
 
     def begin(self, state: _State, writer: FileSystemWriter) -> Any:
         return self._writer._begin(state.tree, writer.directory, options_of(writer))
@@ -273,19 +281,18 @@ class _OfGroup(dict[bool, _Saves]):
         self._left: Future[Any] | None = None
         self._lock = threading.Lock()
 
-    def saves(self, by_process: bool) -> _Saves:
+    def make(self, by_process: bool, keep: float) -> None:
         with self._lock:  # all ranks make one
             if by_process not in self:
                 # Programs that call this expect a thread like any other. Beside workers that load data there may be no idle processor.
-                self[by_process] = _Saves(CheckpointWriter(self._group(), idle=False, process=by_process))
-            return self[by_process]
+                self[by_process] = _Saves(CheckpointWriter(self._group(), idle=False, process=by_process, keep=keep), keep)
 
-    def is_lost(self, by_process: bool) -> bool:
-        """Whether this rank's writer is of no use any more."""
-        return by_process in self and self[by_process].loss != ""
+    def needs_new(self, by_process: bool, keep: float) -> bool:
+        """Whether this rank's writer is of no use any more, or not the one that is asked for."""
+        return by_process in self and (self[by_process].loss != "" or self[by_process].keep != keep)
 
     def end(self, by_process: bool, state: _State) -> Error | None:
-        """Ends the writer of all ranks, which is lost on some: the next save has a new one. An error of it that nobody took fails
+        """Ends the writer of all ranks, which some need no more: the next save has a new one. An error of it that nobody took fails
         `state`, and is returned."""
         saves = self.pop(by_process, None)
         if saves is None:
@@ -326,7 +333,7 @@ class _OfGroup(dict[bool, _Saves]):
 
     def begin(self, by_process: bool, state: _State, writer: FileSystemWriter, earlier: Error | None) -> Any:
         """`earlier`: an error that is to be raised, of a writer that was ended."""
-        pending = self.saves(by_process).begin(state, writer)
+        pending = self[by_process].begin(state, writer)
         error, self._left = self.untaken or earlier, None
         if error is not None:
             pending.add_done_callback(lambda save: save.exception())  # takes it: it is told here

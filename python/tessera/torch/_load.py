@@ -52,6 +52,8 @@ def load(
     What lies in a file that is missing is incomplete for who asks for it, on all ranks before anything is changed. With
     `partial` the checkpoint is what it is without: such keys are missing. A `storage_reader` has its own.
 
+    Without a `planner` it also loads what writer processes keep in memory of the save to PLACE (`keep` of `async_save`): `arena://PLACE`.
+
     >>> import tessera.torch, torch
     >>> state = {"model": {"w": torch.zeros(3, 4)}, "step": 0}
     >>> tessera.torch.load(state, checkpoint_id=example)
@@ -102,7 +104,7 @@ def _load_here(
     try:
         # In one order on all ranks: a state may be gathered by collectives.
         states = states_of({key: state_dict[key] for key in sorted(state_dict)})
-        filling = _Filling(states, reader.opened(), allow, strict)
+        filling = _Filling(states, reader.opened(("dcp", "arena")), allow, strict)
     except LeftToTorch:
         pass
     except BaseException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, cast
 
 import torch
@@ -81,10 +81,10 @@ class FileSystemReader(filesystem.FileSystemReader):
         """Whether `tessera.torch.load` may plan for it. Else torch does."""
         return not self._needs_torch and not is_foreign(self)
 
-    def opened(self) -> Checkpoint:
-        """The checkpoint as it is now."""
+    def opened(self, kinds: Collection[str] = ("dcp",)) -> Checkpoint:
+        """The checkpoint as it is now, which is of one of these kinds: torch's planner knows one alone."""
         opened = open(self._given, threads=self._threads, partial=self._partial)
-        if opened.kind != "dcp":
+        if opened.kind not in kinds:
             raise MismatchError(f"mismatch: a {opened.kind} checkpoint, not dcp [{self._given}]", str(self._given))
         return opened
 
