@@ -28,7 +28,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,12 +38,14 @@
 #include "comm/confer.h"
 #include "five_kinds.h"
 #include "multirank/forked_ranks.h"
+#include "slow_memory.h"
 #include "socket_wire.h"
 #include "tessera/checkpoint_writer.h"
 #include "tessera/error.h"
 #include "tessera/io.h"
 #include "tessera/leaf.h"
 #include "tessera/run_directory.h"
+#include "writer_processes.h"
 
 namespace {
 
@@ -87,32 +88,6 @@ testing::NamedShapes shapes() {
   return {{"a.w", {1537, 129}}, {"b.bias", {513}}};
 }
 
-// The process that this one has started.
-pid_t only_child() {
-  pid_t child = 0;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
-    std::ifstream(task.path() / "children") >> child;
-  return child;
-}
-
-// Memory whose copy takes as long as it is told.
-class SlowMemory final : public ByteSource {
- public:
-  SlowMemory(std::shared_ptr<Storage> bytes, milliseconds pause)
-      : bytes_(std::move(bytes)), pause_(pause) {}
-  [[nodiscard]] std::uint64_t size() const override { return bytes_->size; }
-  void read_at(std::uint64_t offset, MutableByteView out) const override {
-    std::this_thread::sleep_for(pause_);
-    std::memcpy(out.data(), bytes_->data + offset, out.size());
-  }
-  [[nodiscard]] const std::string& name() const override { return name_; }
-
- private:
-  const std::string name_ = "slow memory";
-  const std::shared_ptr<Storage> bytes_;
-  const milliseconds pause_;
-};
-
 // What is saved, and the memory that it lies in.
 struct State {
   Value tree;
@@ -127,7 +102,7 @@ struct State {
   void slow_down(milliseconds pause) {
     for (auto& piece : tree.at("model").at("a.w").as_tensor().pieces) {
       const auto bytes = std::exchange(piece.storage, std::make_shared<Storage>());
-      piece.storage->source = std::make_shared<SlowMemory>(bytes, pause);
+      piece.storage->source = std::make_shared<testing::SlowMemory>(bytes, pause);
       piece.storage->size = bytes->size;
     }
   }
@@ -167,7 +142,7 @@ int train(const Run& run, Group& group, int rank) {
     options.end_within = milliseconds(10'000);
     const std::shared_ptr<Group> own(&group, [](Group*) {});
     CheckpointWriter writer(own, options);
-    board->writers[rank] = only_child();
+    board->writers[rank] = testing::only_child();
     // A worker that was forked holds the connection to the process open.
     if (run.how == How::staged && rank % 2 == 0 && ::fork() == 0) {
       std::this_thread::sleep_for(3 * kSilence);
