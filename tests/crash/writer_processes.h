@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -21,9 +21,12 @@ inline pid_t only_child() {
   return child;
 }
 
+// Of a file of /proc; of a process that ends meanwhile nothing.
 inline std::string content_of_proc(const std::filesystem::path& file) {
   std::ifstream text(file);
-  return {std::istreambuf_iterator<char>(text), {}};
+  std::ostringstream content;
+  content << text.rdbuf();
+  return content.str();
 }
 
 // Those that say in this directory what they keep (TESSERA_ARENA_DIR). Sorted.
