@@ -238,6 +238,7 @@ Saver::Saver(const Options& options, const tessera::Mesh& mesh, tessera::Grace& 
   how.process = options.async == "process";
   if (options.async == "overlap") how.overlap = tessera::Overlap::always;
   how.keep = std::chrono::seconds(options.keep_in_memory);
+  how.partner = options.partner ? 1 : 0;
   writer_.emplace(mesh.writer_group(), how);
 }
 

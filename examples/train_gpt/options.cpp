@@ -74,6 +74,8 @@ void add_output_flags(CLI::App& app, Options& o) {
                  "With --async process: seconds for which the last save stays in memory when the "
                  "ranks have died, so that --resume latest on this host reads it from there")
       ->check(CLI::NonNegativeNumber);
+  app.add_flag("--partner", o.partner,
+               "With --keep-in-memory: another host has a copy, for when this one is lost");
   app.add_option("--grace", o.grace,
                  "Seconds from SIGTERM to the kill: a last checkpoint is saved if they suffice")
       ->check(CLI::PositiveNumber);
@@ -107,6 +109,7 @@ std::string contradiction(const Options& o) {
   if (!o.async.empty() && o.save.empty()) return "--async needs --save";
   if (o.keep > 0 && o.save.empty()) return "--keep needs --save";
   if (o.keep_in_memory > 0 && o.async != "process") return "--keep-in-memory needs --async process";
+  if (o.partner && o.keep_in_memory == 0) return "--partner needs --keep-in-memory";
   return {};
 }
 

@@ -37,6 +37,7 @@ struct Options {
   bool saves_by_cost = false;        // as often as 2 % of the time of training pays for
   std::string async;           // "thread", "process" or "overlap"; empty: steps wait for saves
   int grace = 30;              // seconds from SIGTERM to the kill
+  bool partner = false;        // another host has a copy of that
   int keep_in_memory = 0;      // seconds that processes keep the last save when ranks have died
   std::int64_t keep = 0;       // newest checkpoints that stay; 0: all
   std::string resume;          // a checkpoint, or "latest" of `save`

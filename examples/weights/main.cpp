@@ -1,12 +1,18 @@
 // The weights of one rank of an inference engine, from a checkpoint of any kind.
 //
-//   weights CHECKPOINT PREFIX RANK RANKS
+//   weights CHECKPOINT PREFIX RANK RANKS [TIMES]
 //
 // Takes the tensors whose names begin with PREFIX. Rank RANK of RANKS has its share of a matrix's
 // rows; a vector is everybody's. All become bfloat16 in one block of memory, each tensor aligned
 // for wide loads. No other bytes are read than these rows need. Prints a line a tensor: its name,
 // the rank's shape and the sum of its elements. Ctrl-C ends the reading at once.
+//
+// With TIMES it stays, and has the weights of the next checkpoints of that place read into the same
+// memory, TIMES in all. As CHECKPOINT, arena://RUN is what a training on this host that keeps its
+// snapshots in memory (WriterOptions::keep) saved last in RUN: the training goes on meanwhile, and
+// what is read is one save, whole.
 #include <bit>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +21,10 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -113,10 +121,20 @@ double sum(const TensorView& view) {
   return total;
 }
 
-void run(const std::string& path, const std::string& prefix, const Rank& rank) {
-  const Checkpoint checkpoint = Checkpoint::open(path);
-  std::unique_ptr<Arena> arena;
-  const auto requests = requests_for(checkpoint, prefix, rank, arena);
+// The next one at that place. A snapshot in memory has a path of its own; of other checkpoints
+// there is one.
+Checkpoint next(const std::string& path, const std::string& last) {
+  constexpr std::chrono::milliseconds kBetweenLooks{20};
+  while (true) {
+    Checkpoint checkpoint = Checkpoint::open(path);
+    if (checkpoint.path != last) return checkpoint;
+    if (interrupted != 0) throw std::runtime_error("interrupted");
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+}
+
+// Returns where they are from.
+std::string show(const Checkpoint& checkpoint, const std::vector<tessera::ReadRequest>& requests) {
   const tessera::IoReport report = read(checkpoint, requests);
   for (const tessera::ReadRequest& request : requests) {
     std::printf("%s %s %.9g\n", request.name.c_str(),
@@ -125,18 +143,33 @@ void run(const std::string& path, const std::string& prefix, const Rank& rank) {
   std::fprintf(stderr, "%zu tensors, %llu bytes read for %llu\n", requests.size(),
                static_cast<unsigned long long>(report.bytes_read),
                static_cast<unsigned long long>(report.bytes_needed));
+  std::fflush(stdout);
+  return checkpoint.path;
+}
+
+void run(const std::string& path, const std::string& prefix, const Rank& rank, int times) {
+  std::unique_ptr<Arena> arena;
+  std::vector<tessera::ReadRequest> requests;
+  std::string last;
+  for (int i = 0; i < times; ++i) {
+    const Checkpoint checkpoint = next(path, last);
+    if (i == 0) requests = requests_for(checkpoint, prefix, rank, arena);
+    last = show(checkpoint, requests);
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Rank rank = argc == 5 ? Rank{std::atoi(argv[3]), std::atoi(argv[4])} : Rank{0, 0};
-  if (rank.rank < 0 || rank.rank >= rank.ranks) {
-    std::fputs("usage: weights CHECKPOINT PREFIX RANK RANKS\n", stderr);
+  const bool is_used = argc == 5 || argc == 6;
+  const Rank rank = is_used ? Rank{std::atoi(argv[3]), std::atoi(argv[4])} : Rank{0, 0};
+  const int times = argc == 6 ? std::atoi(argv[5]) : 1;
+  if (rank.rank < 0 || rank.rank >= rank.ranks || times < 1) {
+    std::fputs("usage: weights CHECKPOINT PREFIX RANK RANKS [TIMES]\n", stderr);
     return 2;
   }
   try {
-    run(argv[1], argv[2], rank);
+    run(argv[1], argv[2], rank, times);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "weights: %s\n", error.what());

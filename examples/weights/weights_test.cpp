@@ -2,13 +2,19 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <numeric>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "conformance/temporary_directory.h"
 #include "tessera/checkpoint.h"
+#include "tessera/checkpoint_writer.h"
 #include "tessera/tensor_view.h"
 
 namespace {
@@ -55,6 +61,44 @@ TEST(Weights, EachRankHasItsRowsOfEveryKind) {
     EXPECT_EQ(weights(path + " model.w 2 3").text, "model.w [3, 4] 258\n") << name;
     EXPECT_EQ(weights(path + " none. 0 1").text, "");
   }
+}
+
+// Beside a training that goes on and saves into memory: each time the weights of one save.
+TEST(Weights, FollowsATrainingInMemory) {
+  const tessera::TemporaryDirectory directory;
+  ::setenv("TESSERA_ARENA_DIR", (directory.path() + "/arenas").c_str(), 1);
+  tessera::WriterOptions options;
+  options.process = true;
+  options.program = TESSERA_COMMAND;
+  options.keep = std::chrono::seconds(30);
+  options.idle = false;
+  const std::string run = directory.path() + "/run";
+  std::atomic<bool> is_over = false;
+  std::atomic<int> step = 0;
+  std::thread training([&] {
+    tessera::CheckpointWriter writer(options);
+    while (!is_over) {
+      std::vector<float> numbers(28, static_cast<float>(++step % 8));
+      writer.save(tree(numbers), run + "/step" + std::to_string(step)).result();
+    }
+  });
+  while (step < 2) std::this_thread::yield();
+  std::istringstream lines(weights("arena://" + run + " model. 1 2 3").text);
+  is_over = true;
+  training.join();
+  int seen = 0;
+  for (std::string name, shape, columns; lines >> name >> shape; ++seen) {
+    int sum = 0;
+    lines >> sum;
+    EXPECT_EQ(name + shape, "model.b[5]");
+    const int number = sum / 5;
+    EXPECT_EQ(sum, number * 5);
+    lines >> name >> shape >> columns >> sum;
+    EXPECT_EQ(name + shape + columns, "model.w[4,4]");
+    EXPECT_EQ(sum, number * 16);
+  }
+  EXPECT_EQ(seen, 3);
+  ::unsetenv("TESSERA_ARENA_DIR");
 }
 
 TEST(Weights, SaysHowItIsUsedAndWhatFailed) {

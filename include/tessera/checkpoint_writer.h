@@ -110,7 +110,7 @@ struct WriterOptions {
   // it made anew, and a note of the log says so: an optimizer may get its state after the first.
   std::uint64_t bytes = 0;
   IfBusy if_busy = IfBusy::wait;
-  std::uint64_t rate = 0;  // bytes a second that a save takes from the arena at most; 0: any
+  std::uint64_t rate = 0;  // bytes a second that a save writes from the arena at most; 0: any
   // Threads of the writer run only where a processor has nothing else to do. Where none ever is
   // free, a save takes as long as that lasts. False: they have the priority of the process.
   bool idle = true;
@@ -134,12 +134,19 @@ struct WriterOptions {
   // the `bin` beside its directory, or in PATH.
   std::string program = {};
   std::chrono::milliseconds silence = std::chrono::seconds(30);
-  // How long a process whose trainer has died keeps the snapshot of its last save, for who starts
-  // again on this host: as `arena://` and the save's place it is a checkpoint of kind `arena`, once
-  // all ranks have staged, whether it is on a disk yet or not. 0: not at all. It ends earlier when
-  // a new writer has staged a save into the same run. Of the memory nobody else has a name, and
-  // other users cannot open it.
+  // Others on this host may load the last save from memory: as `arena://` and its place, or that of
+  // the run, it is a checkpoint of kind `arena`, once all ranks have staged, whether it is on a disk
+  // yet or not. A process whose trainer has died, or ends its writer by an exception, keeps it for
+  // so long; 0: nobody may. It goes earlier when a new writer has staged a save into the same run.
+  // While somebody reads it, a save takes other memory, as much again. Of the memory nobody else has
+  // a name, and other users cannot open it.
   std::chrono::milliseconds keep = std::chrono::milliseconds(0);
+  // With `keep` and 1: the process of a rank on another host has a copy of this rank's last save,
+  // for when this host is lost. It comes in the background by the network of TESSERA_ARENA_IFNAME,
+  // or of GLOO_SOCKET_IFNAME, or that of the host's name; the log says which, how fast, and which
+  // partners are on one machine. Whoever knows a token that the ranks tell each other may read it
+  // there; it is not encrypted. A copy that the next save overtakes is not made.
+  int partner = 0;
   // How long the destructor waits.
   std::chrono::milliseconds end_within = std::chrono::minutes(10);
 };
@@ -148,8 +155,8 @@ class CheckpointWriter {
  public:
   // Every rank makes one over a group of its own, which the writer's thread alone uses from now on,
   // and which lives as long as the thread. Throws `invalid_argument` for no group, for threads that
-  // are not 1 to 1024, a silence below a millisecond and other times below 0, and `io` where there
-  // is no memory for the arena.
+  // are not 1 to 1024, a silence below a millisecond, other times below 0, `keep` without
+  // `process` and `partner` without `keep`, and `io` where there is no memory for the arena.
   explicit CheckpointWriter(std::shared_ptr<Group> group, const WriterOptions& options = {});
   // The same for one process.
   explicit CheckpointWriter(const WriterOptions& options = {});
@@ -203,6 +210,10 @@ class CheckpointWriter {
   // Waits until all saves are decided and all callbacks have returned. Throws as save() does the
   // first error that nobody has taken. Not collective.
   void wait();
+
+  // The trainer has failed: from now on the end of this writer leaves what its process keeps
+  // (WriterOptions::keep), as an end by an exception does.
+  void leave() noexcept;
 
   // Bytes that a save of the tree needs of the arena, for WriterOptions::bytes. Throws
   // `invalid_argument` as save() does for a tree that cannot be saved.

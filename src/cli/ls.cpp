@@ -1,5 +1,6 @@
 // tessera ls: one line a leaf.
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -16,6 +17,7 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
+#include "storage/arena/arenas.h"
 #include "tessera/numpy_array.h"
 #include "value/known.h"
 #include "value/render.h"
@@ -164,7 +166,57 @@ void print_table(const Checkpoint& checkpoint) {
   }
 }
 
+// What writer processes of this user keep in memory, a row for each save.
+struct KeptRow {
+  KeptPart first;
+  std::set<int> ranks;  // whose parts are here, and are not being written over
+  std::uint64_t bytes = 0;
+  bool has_trainer = false;
+};
+
+std::vector<KeptRow> kept_rows() {
+  std::map<std::string, KeptRow> rows;
+  for (const KeptPart& part : kept_parts()) {
+    KeptRow& row = rows[save_place(part)];
+    if (row.first.place.empty()) row.first = part;
+    row.has_trainer = row.has_trainer || has_trainer(part);
+    if (part.objects.empty() || !row.ranks.insert(part.rank).second) continue;
+    for (const KeptObject& object : part.objects) row.bytes += object.bytes;
+  }
+  std::vector<KeptRow> found;
+  for (auto& [place, row] : rows) found.push_back(std::move(row));
+  return found;
+}
+
+int ls_arenas(bool as_json) {
+  constexpr double kSecond = 1e9;
+  JsonRows json;
+  const auto rows = kept_rows();
+  for (const KeptRow& row : rows) {
+    const std::string url = "arena://" + row.first.place;
+    const auto age = static_cast<double>(host_time() - row.first.made) / kSecond;
+    if (as_json) {
+      nlohmann::ordered_json item;
+      item["checkpoint"] = url;
+      item["ranks"] = row.first.size;
+      item["ranks_here"] = row.ranks.size();
+      item["bytes"] = row.bytes;
+      item["seconds"] = age;
+      item["trainer_runs"] = row.has_trainer;
+      json.add(item);
+    } else {
+      fmt::print("{}  {} of {} ranks, {}, {:.0f} s old, {}\n", printable_name(url),
+                 row.ranks.size(), row.first.size, human_bytes(row.bytes), age,
+                 row.has_trainer ? "its trainer runs" : "its trainer has ended");
+    }
+  }
+  if (as_json) json.end();
+  if (!as_json && rows.empty()) fmt::print("no writer process keeps a snapshot in memory\n");
+  return kDone;
+}
+
 int ls(const LsArguments& options, const Common& common) {
+  if (options.path == "arena://") return ls_arenas(common.json);
   // Lives as long as the process: to free a million pieces takes longer than to list them.
   static Checkpoint& checkpoint = *new Checkpoint(opened(options.path, options.open));
   keep_only(checkpoint, options.only);
@@ -178,6 +230,7 @@ its row.
 
 Examples:
   tessera ls checkpoint/
+  tessera ls arena://          what writer processes of this user keep in memory
   tessera ls model.pt --only 'layers.0.*' --json)";
 
 }  // namespace

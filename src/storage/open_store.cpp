@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kFile = "file", kHub = "hf", kArena = "arena";
+constexpr std::string_view kHub = "hf", kArena = "arena";
 
 enum class Which : std::uint8_t { itself, above };
 
@@ -123,7 +123,7 @@ std::shared_ptr<Store> open_remote(const Scheme& /*scheme*/, const std::string& 
 #endif
 
 std::string known_schemes() {
-  std::string names(kFile);
+  std::string names(kFileScheme);
   for (const Scheme& scheme : kSchemes) names += ", " + std::string(scheme.name);
   return names;
 }
@@ -142,23 +142,6 @@ std::shared_ptr<Store> open_by_scheme(const std::string& url, Which which) {
 }
 
 }  // namespace
-
-bool is_remote(const std::string& path) {
-  const std::string_view scheme = scheme_of(path);
-  return !scheme.empty() && scheme != kFile;
-}
-
-std::string without_file_scheme(const std::string& path) {
-  if (scheme_of(path) != kFile) return path;
-  std::string local = path.substr(kFile.size() + 3);
-  constexpr std::string_view kHere = "localhost/";
-  if (local.starts_with(kHere)) local.erase(0, kHere.size() - 1);
-  if (!local.starts_with('/'))
-    throw Error(ErrorCode::invalid_argument,
-                "a file:// URL has three slashes and a path from the root on")
-        .at_path(path);
-  return local;
-}
 
 std::shared_ptr<Store> open_store(const std::string& path_or_url) {
   if (!is_remote(path_or_url)) return posix_store(without_file_scheme(path_or_url));

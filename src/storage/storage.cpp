@@ -185,4 +185,21 @@ bool is_probe_name(std::string_view name) {
   return is_attempt(name);
 }
 
+bool is_remote(const std::string& path) {
+  const std::string_view scheme = scheme_of(path);
+  return !scheme.empty() && scheme != kFileScheme;
+}
+
+std::string without_file_scheme(const std::string& path) {
+  if (scheme_of(path) != kFileScheme) return path;
+  std::string local = path.substr(kFileScheme.size() + 3);
+  constexpr std::string_view kHere = "localhost/";
+  if (local.starts_with(kHere)) local.erase(0, kHere.size() - 1);
+  if (!local.starts_with('/'))
+    throw Error(ErrorCode::invalid_argument,
+                "a file:// URL has three slashes and a path from the root on")
+        .at_path(path);
+  return local;
+}
+
 }  // namespace tessera

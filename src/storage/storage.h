@@ -39,6 +39,7 @@ inline constexpr std::string_view kWorkMark = "-tmp-", kOldMark = ".old-";
 
 // Which store a path or a URL means.
 
+inline constexpr std::string_view kFileScheme = "file";  // of paths as URLs
 // Whether open_store() gives something else for it than a directory of this machine. "./s3://b" is
 // a path, and file:///b is none that is remote.
 [[nodiscard]] bool is_remote(const std::string& path);

@@ -15,6 +15,7 @@
 #include "base/parallel.h"
 #include "base/process.h"
 #include "io/source.h"
+#include "storage/arena/arenas.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -44,14 +45,20 @@ Arena::Arena(std::uint64_t bytes, int threads, bool shared)
   if (is_fixed_) make(bytes);
 }
 
+std::uint64_t Arena::mapped_size(std::uint64_t bytes) const {
+  return is_shared_ ? count_place(bytes) + kCountBytes : bytes;
+}
+
 std::byte* Arena::map(std::uint64_t bytes) {
   void* mapped = MAP_FAILED;
+  const std::uint64_t mapped_bytes = mapped_size(bytes);
   if (!is_shared_) {
-    mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mapped =
+        ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   } else {
     fd_ = Fd(::memfd_create("tessera-arena", MFD_CLOEXEC));
-    if (fd_ && ::ftruncate(fd_.get(), static_cast<off_t>(bytes)) == 0)
-      mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+    if (fd_ && ::ftruncate(fd_.get(), static_cast<off_t>(mapped_bytes)) == 0)
+      mapped = ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   }
   if (mapped != MAP_FAILED) return static_cast<std::byte*>(mapped);
   throw Error(ErrorCode::io, "no memory for an arena of " + bytes_text(bytes) + ": " +
@@ -66,11 +73,11 @@ void Arena::make(std::uint64_t bytes) {
   size_ = 0;
   std::byte* const mapped = map(bytes);
   const MadeHere made_here;
-  const auto unmap = [bytes, made_here](std::byte* memory) {
-    if (made_here) ::munmap(memory, bytes);  // a child may have something else there
+  const auto unmap = [size = mapped_size(bytes), made_here](std::byte* memory) {
+    if (made_here) ::munmap(memory, size);  // a child may have something else there
   };
   memory_ = std::shared_ptr<std::byte>(mapped, unmap);
-  ::madvise(mapped, bytes, MADV_DONTFORK);
+  ::madvise(mapped, mapped_size(bytes), MADV_DONTFORK);
   ::madvise(mapped, bytes, MADV_HUGEPAGE);  // fewer faults, where the system has such pages
   touch(memory_.get(), bytes, threads_);
   size_ = bytes;
@@ -95,7 +102,21 @@ MutableByteView Arena::room(std::uint64_t bytes) {
     }
     make(bytes);
   }
+  make_unread();
+  used_ = bytes;
   return {memory_.get(), static_cast<std::size_t>(bytes)};
+}
+
+// A training does not wait for who reads its last snapshot.
+void Arena::make_unread() {
+  if (!is_shared_ || !memory_ || begin_overwriting(fd_, size_)) return;
+  log(LogLevel::info, "the last snapshot is being read: the next one gets memory of its own, " +
+                          bytes_text(size_) + " more until that ends");
+  make(size_);
+}
+
+std::uint64_t Arena::overwrites() const {
+  return is_shared_ && memory_ ? overwrites_of(fd_, size_) : 0;
 }
 
 void Pace::pass(std::uint64_t bytes) {

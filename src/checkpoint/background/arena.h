@@ -21,8 +21,9 @@ class Arena {
   // `shared`: memory that another process can have by fd().
   Arena(std::uint64_t bytes, int threads, bool shared = false);
 
-  // Room for a snapshot of so many bytes, from the beginning on: what was there is lost. Throws
-  // `limit` if it is too small for good, and `io` if the system has no memory.
+  // Room for a snapshot of so many bytes, from the beginning on: what was there is lost. But if
+  // another process reads that, it is other memory, and the reader's goes when that has read.
+  // Throws `limit` if it is too small for good, and `io` if the system has no memory.
   MutableByteView room(std::uint64_t bytes);
   // Keeps the memory alive that room() has given.
   [[nodiscard]] const std::shared_ptr<std::byte>& owner() const noexcept { return memory_; }
@@ -31,13 +32,20 @@ class Arena {
   [[nodiscard]] ByteView memory() const noexcept {
     return {memory_.get(), static_cast<std::size_t>(size_)};
   }
+  // Bytes of the last snapshot.
+  [[nodiscard]] std::uint64_t used() const noexcept { return used_; }
   // Of the memory, where it is shared.
   [[nodiscard]] const Fd& fd() const noexcept { return fd_; }
+  // How often snapshots were begun in this memory (storage/arena/arenas.h); 0 where it is not
+  // shared.
+  [[nodiscard]] std::uint64_t overwrites() const;
   // How often memory was made, the present one the last.
   [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
 
  private:
   void make(std::uint64_t bytes);
+  void make_unread();
+  [[nodiscard]] std::uint64_t mapped_size(std::uint64_t bytes) const;
 
   [[nodiscard]] std::byte* map(std::uint64_t bytes);
 
@@ -46,6 +54,7 @@ class Arena {
   Fd fd_;
   std::uint64_t generation_ = 0;
   std::uint64_t size_ = 0;
+  std::uint64_t used_ = 0;
   std::shared_ptr<std::byte> memory_;  // null: none was made
   bool is_lock_asked_for_ = false;     // of this memory
   std::shared_ptr<void> lock_;         // goes before the memory; null: its pages are not locked

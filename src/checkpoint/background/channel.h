@@ -23,13 +23,15 @@ enum class FrameKind : std::uint8_t {
   drop,   // some rank has not
   stop,   // it is to end
   end,    // the trainer ends, and needs no more than what it has asked for
+  partners,  // whose snapshots the process copies (partner_copies.h)
   // From the writer.
   begun,  // of a job: who opens the place sees that it is under way
   event,  // of a job
   progress,
   result,
   failure,
-  sign,  // of life
+  address,  // where others read what it keeps; once, if it was asked to be a partner
+  sign,     // of life
   log,
 };
 

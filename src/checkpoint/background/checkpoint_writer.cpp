@@ -28,6 +28,16 @@ const WriterOptions& require_meant(const WriterOptions& options) {
   require("end_within", options.end_within, 0);
   require("ask_within", options.ask_within, 0);
   require("keep", options.keep, 0);
+  if (options.keep.count() > 0 && !options.process) {
+    throw Error(ErrorCode::invalid_argument,
+                "WriterOptions::keep is for a writer by a process: memory of a thread ends with it");
+  }
+  if (options.partner < 0 || options.partner > 1 ||
+      (options.partner > 0 && (!options.process || options.keep.count() == 0))) {
+    throw Error(ErrorCode::invalid_argument,
+                "WriterOptions::partner is 0 or, with `process` and `keep`, 1, not " +
+                    std::to_string(options.partner));
+  }
   return options;
 }
 
@@ -101,6 +111,10 @@ int CheckpointWriter::ranks() const noexcept {
 
 void CheckpointWriter::require_alive() const {
   writer_->require_alive();
+}
+
+void CheckpointWriter::leave() noexcept {
+  writer_->leave();
 }
 
 void CheckpointWriter::wait() {

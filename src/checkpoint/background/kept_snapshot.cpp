@@ -5,13 +5,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/digest.h"
-#include "checkpoint/open/open.h"
+#include "base/parallel.h"
+#include "checkpoint/background/job_message.h"
+#include "checkpoint/open/arena_tree.h"
+#include "checkpoint/open/kinds.h"
 #include "io/checked_source.h"
 #include "storage/posix/system.h"
 #include "storage/storage.h"
@@ -33,43 +38,91 @@ Fd memory_with(ByteView bytes) {
   return memory;
 }
 
-std::string run_of(const std::string& place) {
-  return place.substr(0, std::max<std::size_t>(place.rfind('/'), 1));
+// The digest of the tree, then those of the arena's blocks.
+Digests digests_of(ByteView tree, ByteView arena) {
+  BlockDigests blocks;
+  for (std::size_t at = 0; at < arena.size();) {
+    const ByteView some = arena.subspan(at, std::min<std::size_t>(kDigestBlock, arena.size() - at));
+    if (HeedStop::is_requested()) throw_cancelled();
+    blocks.add(at, some);
+    at += some.size();
+  }
+  Digests digests = blocks.finish(arena.size());
+  digests.insert(digests.begin(), digest64(tree));
+  return digests;
+}
+
+// The run that a place is a step of, without the step; none: it is none of a run.
+std::optional<std::string> run_of(const std::string& place) {
+  const std::size_t slash = place.rfind('/');
+  std::string_view name = place;
+  name.remove_prefix(slash == std::string::npos ? 0 : slash + 1);
+  if (slash == std::string::npos || !take_step_name(name) || !name.empty()) return std::nullopt;
+  return place.substr(0, slash);
+}
+
+bool is_step(const WriterJob& job) {
+  const auto by_name = kind_of_file_name(job.place).value_or(CheckpointKind::dcp);
+  return is_marked_kind(options_from_message(job.options).kind.value_or(by_name));
 }
 
 }  // namespace
 
-// Those of trainers that have died.
 void forget_older(const WriterJob& job) {
-  const std::string run = run_of(without_file_scheme(job.place));
+  const std::string place = kept_place(job.place);
+  const auto run = run_of(place);
   std::vector<KeptPart> parts = kept_parts();
   std::erase_if(parts, [&](const KeptPart& part) {
-    return part.writer == job.writer || run_of(part.place) != run || has_trainer(part);
+    const bool is_of_run = part.place == place || (run && run_of(part.place) == run);
+    return part.writer == job.writer || !is_of_run || has_trainer(part);
   });
   if (!parts.empty()) forget(parts);
 }
 
-KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, ByteView arena,
-                           const Fd& memory) {
-  BlockDigests blocks;
-  blocks.add(0, arena);
-  Digests digests = blocks.finish(arena.size());
-  digests.insert(digests.begin(), digest64(job.tree));
-  tree_ = memory_with(job.tree);
+KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptMemory memory)
+    : memory_(std::move(memory)) {
+  const bool is_counted = memory_.fd != nullptr;
+  if (!is_counted) memory_.fd = std::make_shared<const Fd>(memory_with({}));
+  const ByteView arena =
+      memory_.arena.first(static_cast<std::size_t>(is_counted ? job.used : 0));
+  const Bytes tree = with_head({.rank = hello.rank,
+                                .size = hello.size,
+                                .writer = job.writer,
+                                .number = job.number},
+                               job.tree);
+  const Digests digests = digests_of(tree, arena);
+  tree_ = memory_with(tree);
   digests_ = memory_with(std::as_bytes(std::span(digests)));
   const ArenaNames names = arena_names(hello.rank);
-  KeptPart part{.place = without_file_scheme(job.place),
+  KeptPart part{.place = kept_place(job.place),
                 .writer = job.writer,
                 .number = job.number,
                 .rank = hello.rank,
                 .size = hello.size,
+                .made = host_time(),
+                .run_mark = run_mark(job.place),
+                .is_step = is_step(job),
                 .trainer = hello.trainer,
-                .process = same_host::this_process()};
-  part.objects.push_back(kept_object(names.tree, tree_, job.tree.size()));
-  part.objects.push_back(kept_object(names.arena, memory, arena.size()));
+                .peer = memory_.peer};
+  part.objects.push_back(kept_object(names.tree, tree_, tree.size()));
+  part.objects.push_back(kept_object(names.arena, *memory_.fd, arena.size()));
+  if (is_counted) {
+    part.objects.back().count_at = count_place(memory_.arena.size());
+    part.objects.back().overwrites = job.overwrites;
+  }
   part.objects.push_back(
       kept_object(names.digests, digests_, digests.size() * sizeof(std::uint64_t)));
-  notice_ = std::make_unique<KeptNotice>(part);
+  if (is_counted && overwrites_of(*memory_.fd, memory_.arena.size()) != job.overwrites)
+    throw Error(ErrorCode::conflict, "the trainer has begun the next one").at_path(part.place);
+  notice_ = std::make_unique<KeptNotice>(std::move(part));
+}
+
+void KeptSnapshot::let_go() {
+  is_let_go_ = true;
+  notice_->let_go();
+  memory_ = {};
+  tree_ = {};
+  digests_ = {};
 }
 
 }  // namespace tessera

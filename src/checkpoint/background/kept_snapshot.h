@@ -1,7 +1,9 @@
-// What a writer process keeps of a save for who starts again on this host.
+// What a writer process keeps of a save for others of this host.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/process.h"
 #include "checkpoint/background/process.h"
@@ -10,18 +12,39 @@
 
 namespace tessera {
 
-// Snapshots of the same run that other writers have left are needed no more when one has staged.
+// Once a save to that place is complete, nobody goes on from snapshots that writers of dead trainers
+// have of it, or of other steps of the same run.
 void forget_older(const WriterJob& job);
 
-// Others of the user find it while it lives (storage/arena/arenas.h). The arena stays as it is.
+struct KeptMemory {
+  ByteView arena;
+  std::shared_ptr<const Fd> fd;  // null: there are no tensors, and no arena was made
+  std::string peer;              // where other hosts will read it (KeptPart::peer)
+};
+
+// Others of the user find it while it lives (storage/arena/arenas.h). The arena stays as it is. One
+// thread at a time calls it.
 class KeptSnapshot {
  public:
-  // Computes the digests of `arena`, which is `memory`. Throws what KeptNotice throws.
-  KeptSnapshot(const WriterJob& job, const WriterHello& hello, ByteView arena, const Fd& memory);
-  [[nodiscard]] bool is_wanted() const { return notice_->is_wanted(); }
+  // Computes digests. Throws `cancelled` (HeedStop), what KeptNotice throws, and `conflict` if the
+  // trainer has begun to write over it meanwhile.
+  KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptMemory memory);
+
+  [[nodiscard]] const KeptPart& part() const noexcept { return notice_->part(); }
+  // Whether it is there, and nobody has said that it is needed no more.
+  [[nodiscard]] bool is_wanted() const { return !is_let_go_ && notice_->is_wanted(); }
+  // The save is complete; rank 0 knows the digest of its marker.
+  void note_stored(std::uint64_t marker) { notice_->note_stored(marker); }
+  // Whoever starts again may go on from it, though the trainer's process may have become another
+  // program.
+  void note_end_of_trainer() { notice_->note_end_of_trainer(); }
+  // The next snapshot is being written over it: whoever looks for one waits for that.
+  void let_go();
 
  private:
+  KeptMemory memory_;
   Fd tree_, digests_;
+  bool is_let_go_ = false;
   std::unique_ptr<KeptNotice> notice_;
 };
 

@@ -113,9 +113,11 @@ WriterProcess::~WriterProcess() {
     static_cast<void>(new std::thread(std::move(listener_)));  // there is no such thread in a child
     return;
   }
-  (void)failure_of([this] { send({FrameKind::end, 0, {}, {}}); });
+  if (!is_left_) (void)failure_of([this] { send({FrameKind::end, 0, {}, {}}); });
   channel_->end_sending();
-  {
+  if (is_left_) {
+    channel_->end();
+  } else {
     std::unique_lock lock(mutex_);
     Silence silence(silence_);
     const auto has_ended = [this] { return ended_.has_value(); };
@@ -160,7 +162,7 @@ void WriterProcess::listen() {
   const auto failure = failure_of([this] { hear_frames(); });
   if (failure) ::kill(id_, SIGKILL);  // it says what nobody understands
   int status = 0;
-  if (!status_ && uninterrupted([&] { return ::waitpid(id_, &status, 0); }) == id_)
+  if (!status_ && !is_left_ && uninterrupted([&] { return ::waitpid(id_, &status, 0); }) == id_)
     status_ = status;
   std::string how = "the writer process " + std::to_string(id_);
   if (status_ && WIFSIGNALED(*status_)) {
@@ -190,6 +192,19 @@ void WriterProcess::send(const Frame& frame) {
     ::kill(id_, SIGKILL);
     throw;
   }
+}
+
+PeerPlace WriterProcess::peer_place() {
+  const auto frame = next({});
+  if (!frame) require_alive();
+  const auto [failure, place] =
+      from_message<std::pair<std::optional<Error>, PeerPlace>>(frame->content);
+  if (failure) throw Error(*failure);
+  return place;
+}
+
+void WriterProcess::copy_from(const std::vector<PartnerPlace>& owners) {
+  send({FrameKind::partners, 0, to_message(owners), {}});
 }
 
 void WriterProcess::begin(const WriterJob& job, const Arena& arena) {

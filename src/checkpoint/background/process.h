@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -16,6 +17,7 @@
 
 #include "checkpoint/background/arena.h"
 #include "checkpoint/background/channel.h"
+#include "checkpoint/background/partner_copies.h"
 #include "comm/message.h"
 #include "tessera/checkpoint.h"
 #include "tessera/save_options.h"
@@ -32,10 +34,11 @@ struct WriterHello {
   std::uint64_t rate = 0;
   std::uint64_t silence = 0;  // milliseconds
   std::uint64_t keep = 0;     // likewise: how long it keeps a snapshot without its trainer
+  bool has_partner = false;   // of another host, which copies what this one keeps
 };
 auto fields(FieldsOf<WriterHello> auto& hello) {
   return std::tie(hello.version, hello.trainer, hello.rank, hello.size, hello.idle, hello.rate,
-                  hello.silence, hello.keep);
+                  hello.silence, hello.keep, hello.has_partner);
 }
 
 // A save, as it goes to the process.
@@ -44,12 +47,15 @@ struct WriterJob {
   std::string place = {};
   std::string meeting = {};  // a directory that is of this save alone, beside the place
   std::string writer = {};   // the name of the writer on all ranks
+  // Of the arena while the tree is in it: Arena::overwrites() and used().
+  std::uint64_t overwrites = 0, used = 0;
+  bool is_kept = false;  // for others of this host, if processes keep anything
   Bytes options = {}, tree = {};
   bool hears_events = false, hears_progress = false;
 };
 auto fields(FieldsOf<WriterJob> auto& job) {
-  return std::tie(job.number, job.place, job.meeting, job.writer, job.options, job.tree,
-                  job.hears_events, job.hears_progress);
+  return std::tie(job.number, job.place, job.meeting, job.writer, job.overwrites, job.used,
+                  job.is_kept, job.options, job.tree, job.hears_events, job.hears_progress);
 }
 
 class WriterProcess {
@@ -70,6 +76,13 @@ class WriterProcess {
   void drop(std::uint64_t number) noexcept;
   // Waits for the end of the job that goes. Hooks and stop of `options` work as in a save.
   SaveResult result(std::uint64_t number, const SaveOptions& options);
+  // Where processes of other hosts read what this one keeps; it was asked to be a partner. Once.
+  [[nodiscard]] PeerPlace peer_place();
+  // Whose snapshots the process is to copy.
+  void copy_from(const std::vector<PartnerPlace>& owners);
+  // The trainer has failed: the process keeps its snapshot although nobody killed the trainer. It
+  // is not waited for any more.
+  void leave() noexcept { is_left_ = true; }
   // Throws `io` if the process has ended.
   void require_alive() const;
   [[nodiscard]] pid_t id() const noexcept { return id_; }
@@ -85,6 +98,7 @@ class WriterProcess {
   void hear(const Frame& frame, const SaveOptions& options, std::uint64_t id) const;
 
   const MadeHere made_here_;
+  std::atomic<bool> is_left_ = false;
   pid_t id_ = -1;
   std::optional<Channel> channel_;
   std::uint64_t sent_arena_ = 0;             // its generation

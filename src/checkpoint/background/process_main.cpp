@@ -22,16 +22,20 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/signals.h"
+#include "base/text.h"
 #include "checkpoint/background/job_message.h"
 #include "checkpoint/background/kept_snapshot.h"
+#include "checkpoint/background/partner_copies.h"
 #include "checkpoint/background/process.h"
 #include "checkpoint/background/store_group.h"
 #include "checkpoint/background/writer.h"
 #include "checkpoint/open/arena_tree.h"
 #include "checkpoint/open/located.h"
+#include "checkpoint/run/steps.h"
 #include "checkpoint/save.h"
 #include "comm/confer.h"
 #include "comm/segment.h"
+#include "storage/arena/peer.h"
 #include "storage/storage.h"
 #include "tessera/comm.h"
 #include "tessera/error.h"
@@ -44,6 +48,8 @@ namespace {
 struct HeardJob {
   WriterJob what;
   Value tree;
+  ByteView arena;                    // in which its tensors are
+  std::shared_ptr<const Fd> memory;  // that it is; null: there is none
   std::shared_ptr<Store> meeting;   // null: nobody needs one
   std::unique_ptr<StoreHold> mark;  // while it lives, others see that the save is under way
   std::stop_source stop;
@@ -88,7 +94,19 @@ class WriterMain {
       has_trainer_gone_ = failure && failure->code() == ErrorCode::peer_failed;
     }
     set_log([this](LogLevel level, std::string_view text) { tell_log(level, text); });
+    if (hello_.has_partner) serve_partner();
     return true;
+  }
+
+  // Others may read what is kept from here on.
+  void serve_partner() {
+    PeerPlace place;
+    const auto failure = failure_of([&] {
+      server_ = std::make_unique<ArenaServer>(
+          ArenaServerOptions{.silence = std::chrono::milliseconds(hello_.silence)});
+      place = {to_text(server_->address()), server_->interface()};
+    });
+    (void)tell(FrameKind::address, 0, to_message(std::pair(failure, place)));
   }
 
   // Until the trainer has ended. A child that it has forked keeps its end of the connection open.
@@ -108,6 +126,10 @@ class WriterMain {
         map_arena(from_message<std::uint64_t>(frame->content), frame->fd);
       } else if (frame->kind == FrameKind::end) {
         is_dismissed_ = true;
+      } else if (frame->kind == FrameKind::partners) {
+        copies_ = std::make_unique<PartnerCopies>(
+            from_message<std::vector<PartnerPlace>>(frame->content), hello_.trainer,
+            std::chrono::milliseconds(hello_.silence));
       } else if (frame->kind == FrameKind::job) {
         let_go();  // its memory is another snapshot's
         hear_job(frame->content);
@@ -124,7 +146,7 @@ class WriterMain {
     owner_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(mapped),
                                         [bytes](std::byte* memory) { ::munmap(memory, bytes); });
     arena_ = {owner_.get(), bytes};
-    memory_ = Fd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+    memory_ = std::make_shared<const Fd>(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   }
 
   void hear_job(ByteView content) {
@@ -136,6 +158,8 @@ class WriterMain {
           tree_from_message(job->what.tree, arena_.size(),
                             [&](Storage& storage, auto begin) { place(storage, begin, pace); });
       if (hello_.keep == 0) job->what.tree = {};
+      job->arena = arena_;
+      job->memory = memory_;
       const bool is_near = is_on_disk(job->what.meeting);
       if (hello_.size > 1 || is_near) job->meeting = open_store(job->what.meeting);
       if (hello_.rank == 0 && is_near) mark(*job);
@@ -191,8 +215,8 @@ class WriterMain {
       SaveResult result;
       std::optional<Error> failure;
       const bool goes = is_to_go(*job);
-      if (goes) keep(*job);
       if (goes) failure = failure_of([&] { result = save(*job); });
+      if (goes) judge_kept(*job, failure);
       job->tree = Value();
       end(*job);
       {
@@ -228,36 +252,71 @@ class WriterMain {
     return job.word != HeardJob::Word::drop;
   }
 
-  // From now on others of this user find the snapshot, as far as all ranks come so far.
+  // From now on others of this user find the snapshot, as far as all ranks come so far. As a part of
+  // the save, so that other ranks see signs of life.
   void keep(const HeardJob& job) {
-    (void)failure_of([&] { forget_older(job.what); });
     if (hello_.keep == 0) return;
+    if (!job.what.is_kept) {
+      log(LogLevel::warning, "the snapshot of " + job.what.place +
+                                 " is not kept in memory: ranks may have values of their own in it "
+                                 "(IfDiffers::keep)");
+      return;
+    }
+    const HeedStop heeding(job.stop.get_token());
+    std::unique_ptr<KeptSnapshot> kept;
     const auto failure = failure_of([&] {
-      auto kept = std::make_unique<KeptSnapshot>(job.what, hello_, arena_, memory_);
+      const std::string peer = server_ ? to_text(server_->address()) : "";
+      kept = std::make_unique<KeptSnapshot>(job.what, hello_,
+                                            KeptMemory{job.arena, job.memory, peer});
+    });
+    if (failure && failure->code() == ErrorCode::cancelled) throw Error(*failure);
+    {
       const std::lock_guard lock(mutex_);
       if (jobs_.front()->what.number == job.what.number && jobs_.size() == 1)
         kept_ = std::move(kept);
-    });
+      if (kept_ && server_) (void)failure_of([this] { server_->serve(kept_->part()); });
+    }
     if (failure) {
       log(LogLevel::warning, "the snapshot of " + job.what.place +
                                  " cannot be kept for a restart: " + failure->what());
     }
   }
+  // Of what a save refused nobody goes on; what it could not write is good.
+  void judge_kept(const HeardJob& job, const std::optional<Error>& failure) {
+    if (!failure) (void)failure_of([&] { forget_older(job.what); });
+    const std::lock_guard lock(mutex_);
+    has_failed_ = failure.has_value();
+    if (!kept_) return;
+    const bool is_good =
+        !failure || is_one_of(failure->code(), ErrorCode::io, ErrorCode::out_of_space,
+                              ErrorCode::timeout, ErrorCode::peer_failed, ErrorCode::cancelled);
+    if (!is_good) {
+      if (server_) server_->serve_nothing();
+      kept_.reset();
+    } else if (!failure && hello_.rank == 0) {
+      (void)failure_of([&] { kept_->note_stored(marker_digest(*open_store(job.what.place))); });
+    }
+  }
   void let_go() {
     const std::lock_guard lock(mutex_);
-    kept_.reset();
+    if (server_) server_->serve_nothing();
+    if (kept_) (void)failure_of([this] { kept_->let_go(); });
   }
   // For who starts again, once the trainer has died.
   void keep_on() {
     constexpr std::chrono::milliseconds kBetweenLooks{100};
-    if (!kept_ || is_dismissed_) return;
+    // One that ends well has on the disk what it saved last, or knows that it has not.
+    if (!kept_ || (is_dismissed_ && !has_failed_)) return;
+    (void)failure_of([this] { kept_->note_end_of_trainer(); });
     // Who started the trainer waits until nobody has its stderr any more.
     const Fd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
     (void)::dup2(nowhere.get(), STDERR_FILENO);
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(hello_.keep);
-    while (kept_ && !is_dismissed_ && kept_->is_wanted() && !told_to_end_.came() &&
+    while (kept_->is_wanted() && !told_to_end_.came() &&
            std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(kBetweenLooks);
+    copies_.reset();
+    server_.reset();
     kept_.reset();
   }
 
@@ -284,6 +343,7 @@ class WriterMain {
       std::jthread([&] {
         if (hello_.idle) run_when_idle();
         thrown = failure_of([&] {
+          keep(job);
           result = save_or_fail(std::nullopt, job.tree, job.what.place, options, *group);
         });
       }).join();
@@ -356,13 +416,16 @@ class WriterMain {
   bool has_trainer_gone_ = false;            // before this process had looked
   std::shared_ptr<std::byte> owner_;         // of the arena
   MutableByteView arena_;
-  Fd memory_;                  // that it is
-  bool is_dismissed_ = false;  // the trainer has ended well
+  std::shared_ptr<const Fd> memory_;  // that it is
+  bool is_dismissed_ = false;         // the trainer has ended well
   std::mutex telling_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<std::shared_ptr<HeardJob>> jobs_;
   std::unique_ptr<KeptSnapshot> kept_;
+  bool has_failed_ = false;                // the last save
+  std::unique_ptr<ArenaServer> server_;    // null: no other host reads it
+  std::unique_ptr<PartnerCopies> copies_;  // of other hosts' snapshots
   std::atomic<bool> is_alone_ = false;  // the trainer has ended
 };
 

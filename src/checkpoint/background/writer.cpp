@@ -73,6 +73,11 @@ void warn_untaken(const SaveOutcome& outcome) {
                              " failed, and nobody took its error: " + outcome.failure()->what());
 }
 
+// A snapshot that is opened has the lowest rank's value where ranks have several.
+bool may_be_kept(const SaveOptions& options) {
+  return options.values != IfDiffers::keep && options.copies != IfDiffers::keep;
+}
+
 // A directory of one save beside the place, or in it if that is all that there is.
 std::string meeting_beside(std::string place, const std::string& name) {
   while (place.size() > 1 && place.ends_with('/')) place.pop_back();
@@ -398,7 +403,8 @@ void BackgroundWriter::start_process() {
       .idle = options_.idle,
       .rate = options_.rate,
       .silence = static_cast<std::uint64_t>(std::min(options_.silence, kLongestEnd).count()),
-      .keep = static_cast<std::uint64_t>(std::min(options_.keep, kLongestEnd).count())};
+      .keep = static_cast<std::uint64_t>(std::min(options_.keep, kLongestEnd).count()),
+      .has_partner = options_.partner > 0};
   (void)failure_of([&] { hello.trainer = same_host::to_text(same_host::this_process()); });
   const auto begin = [&] {
     process_ = std::make_unique<WriterProcess>(options_.program, hello);
@@ -406,6 +412,8 @@ void BackgroundWriter::start_process() {
   };
   const auto draw = [](const Bytes&) { return to_bytes(random_attempt()); };
   id_ = to_text(confer(*group_, "starting a writer process", {begin, combine_nothing, draw}));
+  if (options_.partner > 0)
+    process_->copy_from(choose_partners(*group_, [this] { return process_->peer_place(); }));
 }
 
 // What the process needs to finish the save without anybody's help.
@@ -419,6 +427,9 @@ void BackgroundWriter::hand_over(const Job& job) {
   WriterJob what{.number = job.number, .place = job.where.path};
   what.meeting = meeting_beside(job.where.path, meeting_name(id_, job.number));
   what.writer = id_;
+  what.overwrites = arena_.overwrites();
+  what.used = arena_.used();
+  what.is_kept = may_be_kept(job.options);
   what.options = message_of_options(job.options);
   what.tree = message_of_tree(job.tree, arena_.memory());
   what.hears_events = static_cast<bool>(job.options.events);
@@ -556,6 +567,9 @@ void BackgroundWriter::close() {
   }
   {
     const std::lock_guard lock(mutex_);
+    // Whoever starts again needs what the process has.
+    const bool has_failed = is_left_ || std::uncaught_exceptions() > made_among_exceptions_;
+    if (process_ && has_failed) process_->leave();
     is_closing_ = true;
     changed_.notify_all();
   }

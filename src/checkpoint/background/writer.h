@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <list>
 #include <memory>
@@ -80,6 +81,7 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   void wait();
   [[nodiscard]] int ranks() const noexcept { return group_->size(); }
   void require_alive() const;
+  void leave() noexcept { is_left_ = true; }
   void close();
 
  private:
@@ -131,6 +133,8 @@ class BackgroundWriter : public std::enable_shared_from_this<BackgroundWriter> {
   [[nodiscard]] bool await_end(std::chrono::steady_clock::time_point until);
 
   const MadeHere made_here_;
+  const int made_among_exceptions_ = std::uncaught_exceptions();
+  std::atomic<bool> is_left_ = false;  // the trainer has failed
   const WriterOptions options_;
   const std::shared_ptr<Group> group_;
   const bool is_alone_;    // of one rank: no other has to do the same saves in the same order

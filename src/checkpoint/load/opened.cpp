@@ -28,6 +28,7 @@
 #include "checkpoint/read/side_file.h"
 #include "comm/confer.h"
 #include "comm/message.h"
+#include "storage/arena/arenas.h"
 #include "storage/forwarding_store.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
@@ -197,6 +198,7 @@ Checkpoint opened_at(const Place& place, const OpenOptions& options) {
 Place place_on(int rank, const Location& where, const std::stop_token& stop) {
   if (rank == 0) return place_of(where);
   std::optional<Place> place;
+  if (is_arena(where.path)) return place_of(where);  // it does not come later
   const bool is_visible = look_until_visible(stop, [&] {
     try {
       place = place_of(where);
@@ -252,11 +254,13 @@ LoadSource by_dcp_catalog(HostCopy told, std::shared_ptr<Store> store, int rank,
 struct OtherHead {
   std::uint64_t mark = 0;  // of the save
   FileMark file;
+  std::string at;  // where other ranks find what rank 0 has opened; empty: where they look for it
 };
 
 MessageWriter begun(const OtherHead& head) {
   MessageWriter message;
   message.number(Opening::other).number(head.mark).text(head.file.name).number(head.file.end);
+  message.text(head.at);
   return message;
 }
 
@@ -265,6 +269,7 @@ OtherHead head_of(MessageReader& told) {
   head.mark = told.number<std::uint64_t>();
   head.file.name = told.text();
   head.file.end = told.number<std::uint64_t>();
+  head.at = told.text();
   return head;
 }
 
@@ -401,6 +406,8 @@ Bytes told_by_first(const Location& where, const LoadOptions& options, int ranks
   if (!is_told && ranks > 1) head.file = mark_of_file(where, place);
   own = std::make_unique<Checkpoint>(opened_at(place, options.open));
   require_used(options.open, *own);
+  // A training that goes on has a newer one when the others come.
+  if (own->kind == CheckpointKind::arena && !where.store) head.at = own->store->name();
   const Bytes catalog = is_told || ranks > 1 ? catalog_of(*own, !is_told) : Bytes();
   return begun(head).rest(catalog).take();
 }
@@ -431,9 +438,10 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
       source.emplace(opened_by(message.rest(), {.store = nullptr, .path = to_string(where)}),
                      LoadReaders::first, std::move(own));
     } else {
+      const Location at = head.at.empty() || group.rank() == 0 ? where : Location(head.at);
       // What is in a store, the catalog tells.
       Place place =
-          where.store && !is_dcp ? Place{where.store} : place_on(group.rank(), where, options.stop);
+          where.store && !is_dcp ? Place{where.store} : place_on(group.rank(), at, options.stop);
       if (group.rank() > 0) require_same_file(head.file, where, place);
       source = is_dcp
                    ? by_dcp_catalog(std::move(told), place.store, group.rank(), options.stop)

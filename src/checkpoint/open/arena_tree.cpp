@@ -6,12 +6,17 @@
 #include <vector>
 
 #include "checkpoint/open/tensor_record.h"
+#include "checkpoint/read/memory.h"
 #include "format/pickle/pickle.h"
 #include "io/source.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
 
 namespace tessera {
+
+constexpr Encoding last_of(Encoding) {
+  return Encoding::torch_item_zstd;
+}
 
 namespace {
 
@@ -71,7 +76,7 @@ class ArenaTreeEncoder {
     } else if (storage.size > 0) {
       records_.count(static_cast<std::uint64_t>(storage.data - arena_.data()));
     }
-    records_.number(storage.encoding).number(storage.dtype).value(storage.crc32);
+    records_.value(storage.encoding).value(storage.dtype).value(storage.crc32);
     records_.text(storage.location).text(storage.torch_class);
     const auto strings = storage.id_strings ? std::optional(*storage.id_strings) : std::nullopt;
     strings_.items().push_back(list_of(strings));
@@ -102,7 +107,7 @@ class ArenaTreeDecoder {
     options.max_depth = kArenaTreeDepth;
     options.keeps_compiler = true;
     options.persistent_load = [this](const Value& id) {
-      return id.at(0).is(Value::Kind::string) ? dict_of(id) : tensors_.tensor_of(id, true);
+      return id.at(0).is(Value::Kind::string) ? dict_of(id) : tensor_of(id);
     };
     const Value all = pickle::read(message_.rest(), options).value;
     for (std::size_t i = 0; i < storages_.size(); ++i) {
@@ -113,6 +118,12 @@ class ArenaTreeDecoder {
   }
 
  private:
+  Value tensor_of(const Value& id) {
+    Value tensor = tensors_.tensor_of(id, true);
+    require_readable(tensor.as_tensor(), "a tensor of a snapshot");
+    return tensor;
+  }
+
   Value dict_of(const Value& id) {
     Value& known = dicts_[id.at(1).as_int()];
     if (known.is(Value::Kind::dict)) return known;
@@ -127,16 +138,15 @@ class ArenaTreeDecoder {
     storage->size = message_.count();
     if (!message_.value<bool>()) {
       storage->source = memory_source(message_.value<Bytes>(), "an item of a checkpoint");
-    } else if (storage->size == 0) {
-      storage->data = &nothing;
     } else {
-      const std::uint64_t begin = message_.count();
+      const std::uint64_t begin = storage->size == 0 ? 0 : message_.count();
       if (begin > arena_bytes_ || storage->size > arena_bytes_ - begin)
         throw Error(ErrorCode::corrupt, "a tensor lies behind the end of its arena");
       place_(*storage, begin);
+      if (!storage->source && storage->data == nullptr) storage->data = &nothing;
     }
-    storage->encoding = message_.number<Encoding>();
-    storage->dtype = message_.number<DType>();
+    storage->encoding = message_.value<Encoding>();
+    storage->dtype = message_.value<DType>();
     storage->crc32 = message_.value<std::optional<std::uint32_t>>();
     storage->location = message_.text();
     storage->torch_class = message_.text();
@@ -153,6 +163,23 @@ class ArenaTreeDecoder {
 };
 
 }  // namespace
+
+Bytes with_head(const ArenaTreeHead& head, ByteView tree) {
+  MessageWriter message;
+  message.number(head.rank).number(head.size).text(head.writer).number(head.number);
+  return message.rest(tree).take();
+}
+
+ArenaTreeHead take_head(ByteView& message) {
+  MessageReader reader(message);
+  ArenaTreeHead head;
+  head.rank = reader.number<std::int32_t>();
+  head.size = reader.number<std::int32_t>();
+  head.writer = reader.text();
+  head.number = reader.number<std::uint64_t>();
+  message = reader.rest();
+  return head;
+}
 
 Bytes message_of_tree(const Value& tree, ByteView arena) {
   return ArenaTreeEncoder(arena).write(tree);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "comm/message.h"
 #include "tessera/value.h"
@@ -12,6 +13,16 @@ namespace tessera {
 // Of the tree of a snapshot without a pace, whose tensors are in `arena`. What else it leads to
 // (encoded items of a checkpoint) goes along.
 [[nodiscard]] Bytes message_of_tree(const Value& tree, ByteView arena);
+
+// What a rank's tree belongs to, in front of it.
+struct ArenaTreeHead {
+  std::int32_t rank = 0, size = 1;
+  std::string writer = {};   // who saves, the same on all ranks
+  std::uint64_t number = 0;  // of the save, by that writer
+};
+[[nodiscard]] Bytes with_head(const ArenaTreeHead& head, ByteView tree);
+// The head, and `message` becomes the tree. Throws `corrupt`.
+[[nodiscard]] ArenaTreeHead take_head(ByteView& message);
 
 // Says where the bytes of a storage are, which begin at `begin` in the arena.
 using PlaceStorage = std::function<void(Storage& storage, std::uint64_t begin)>;

@@ -60,6 +60,11 @@ void require_presence_used(const OpenOptions& options, CheckpointKind kind,
   return !row_of(kind).file.empty();
 }
 
+// Whether a checkpoint of it has a marker (run/steps.h): runs go on from those.
+[[nodiscard]] inline bool is_marked_kind(CheckpointKind kind) noexcept {
+  return kind == CheckpointKind::dcp || row_of(kind).is_olmo;
+}
+
 [[nodiscard]] inline bool is_olmo_kind(CheckpointKind kind) noexcept {
   return row_of(kind).is_olmo;
 }

@@ -24,6 +24,7 @@
 #include "checkpoint/read/side_file.h"
 #include "format/safetensors/index.h"
 #include "io/source.h"
+#include "storage/arena/arenas.h"
 #include "storage/cache/block_cache.h"
 #include "storage/forwarding_store.h"
 #include "storage/posix/system.h"
@@ -82,6 +83,9 @@ Location located_source(const Location& where) {
 }
 
 Location located_target(const Location& where, std::string_view file) {
+  if (!where.store && is_arena(where.path)) {
+    throw Error(ErrorCode::unsupported, "a snapshot in memory is only read").at_path(where.path);
+  }
   if (!names_store(where)) return located_directory(where);
   const std::string name = last_name(where.path);
   if (kind_of_file_name(name)) return object_at(where.path);

@@ -85,11 +85,7 @@ void require_whole(const Value& tree, const std::string& path);
                                               const std::vector<ObjectInfo>& decided,
                                               const OpenOptions& options = {});
 
-// The objects of one rank in a snapshot that writer processes keep in memory.
-struct ArenaNames {
-  std::string tree, arena, digests;
-};
-[[nodiscard]] ArenaNames arena_names(int rank);
+// A snapshot that writer processes keep in memory.
 [[nodiscard]] bool has_arena_files(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_arena(const std::shared_ptr<Store>& store,
                                     const std::vector<ObjectInfo>& files);

@@ -174,7 +174,7 @@ void RankMerge::insert(int rank, const Leaf& leaf) {
 void RankMerge::add_late() {
   std::ranges::stable_sort(late_, {}, &Late::rank);
   for (const Late& late : late_) {
-    if (is_train_state(late.leaf.name)) {
+    if (unlike_ == Unlike::refused && is_train_state(late.leaf.name)) {
       differ_.push_back(late.leaf.name);
       continue;
     }

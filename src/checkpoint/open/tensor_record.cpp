@@ -42,7 +42,7 @@ std::optional<Value> only_of(const Value& list) {
 Value TensorEncoder::id_of(const Value& node, bool pieces) {
   const Tensor& tensor = node.as_tensor();
   MessageWriter record;
-  record.number(tensor.dtype);
+  record.value(tensor.dtype);
   for (const bool flag :
        {tensor.requires_grad, tensor.parameter, tensor.sharded, tensor.bare_storage})
     record.count(flag ? 1 : 0);
@@ -69,7 +69,7 @@ Value TensorDecoder::tensor_of(const Value& id, bool once) {
   if (known.is(Value::Kind::tensor)) return known;
   MessageReader record(id.at(2).as_bytes());
   Tensor tensor;
-  tensor.dtype = record.number<DType>();
+  tensor.dtype = record.value<DType>();
   for (bool* flag :
        {&tensor.requires_grad, &tensor.parameter, &tensor.sharded, &tensor.bare_storage})
     *flag = record.count() == 1;

@@ -143,24 +143,27 @@ bool is_at_work(const std::string& meeting) {
 }
 
 // The directories in which writer processes meet below the run that lost their trainers.
-std::vector<std::string> meetings_under_way(const std::string& run) {
+std::vector<std::string> meetings_under_way(const std::string& run, const std::string& but) {
   std::vector<std::string> found;
   std::error_code none;
   for (std::filesystem::directory_iterator at(run, none), end; !none && at != end;
        at.increment(none)) {
-    if (is_meeting_name(at->path().filename().string()) && is_at_work(at->path().string()))
+    const std::string name = at->path().filename().string();
+    if (name != but && is_meeting_name(name) && is_at_work(at->path().string()))
       found.push_back(at->path().string());
   }
   return found;
 }
 
 // A trainer that starts again may find the writer of the one before at work.
-void await_writer_processes(const std::string& run, const std::stop_token& stop) {
+void await_writer_processes(const std::string& run, const std::stop_token& stop,
+                            const std::string& but) {
   constexpr std::chrono::milliseconds kBetweenLooks{20};
   constexpr std::chrono::seconds kMost{60};
   const auto end = std::chrono::steady_clock::now() + kMost;
   bool is_said = false;
-  for (auto left = meetings_under_way(run); !left.empty(); left = meetings_under_way(run)) {
+  const auto look = [&] { return meetings_under_way(run, but); };
+  for (auto left = look(); !left.empty(); left = look()) {
     if (!std::exchange(is_said, true)) {
       log(LogLevel::info,
           "waiting for the writer process that is at work beside " + printable(left.front()));
@@ -189,7 +192,8 @@ void await_own_saves(const Location& where, Looks looks, const std::stop_token& 
 
 }  // namespace
 
-void await_saves(const Location& where, Looks looks, const std::stop_token& stop) {
+void await_saves(const Location& where, Looks looks, const std::stop_token& stop,
+                 const std::string& but) {
   if (thread_job().behind != nullptr) return;
   if (under_way.size > 0) {
     await_copies();  // one of the saves may wait for this thread to come by
@@ -199,7 +203,7 @@ void await_saves(const Location& where, Looks looks, const std::stop_token& stop
   const bool is_store_of_disk = where.store && where.name.empty() && where.store->has_directories();
   if (is_on_disk(where) || is_store_of_disk) {
     await_writer_processes(is_store_of_disk ? where.store->name() : without_file_scheme(where.path),
-                           stop);
+                           stop, but);
   }
 }
 

@@ -29,6 +29,7 @@
 #include "base/process.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/under_way.h"
+#include "checkpoint/run/kept_checkpoint.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
@@ -377,8 +378,9 @@ class RunLease::Held {
     try {
       begin();
       (void)failure_of([this] { state_->remove_older(); });
-      // The writer process of a job that has died may still be at its last save.
-      await_saves(where, Looks::at_run, stop);
+      // The writer process of a job that has died may still be at its last save: what it keeps in
+      // memory this job may go on from at once.
+      await_saves(where, Looks::at_run, stop, kept_meeting(where));
       require_going_on(stop);
     } catch (const std::system_error& error) {
       state_->give_up();

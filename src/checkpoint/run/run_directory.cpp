@@ -105,19 +105,20 @@ LatestCheckpoint latest_stored(const Location& run, const RunCheck& check, Group
 
 LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
   require_threads(check.threads);
-  await_saves(run, Looks::at_run, check.stop);
-  LatestCheckpoint latest = latest_stored(run, check);
-  latest.found = newer_of(std::move(latest.found), kept_checkpoint(run, check));
-  return latest;
+  const auto await = [&](const std::string& but) {
+    await_saves(run, Looks::at_run, check.stop, but);
+  };
+  return newest_of(kept_choice(run, check), [&] { return latest_stored(run, check); }, await);
 }
 
 LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check, Group& group) {
   const Purpose purpose("looking for the latest checkpoint");
   if (group.size() == 1) return latest_checkpoint(run, check);
-  await_saves(run, Looks::at_run, check.stop);
-  LatestCheckpoint latest = latest_stored(run, check, group);
-  latest.found = newer_of(std::move(latest.found), kept_checkpoint(run, check, group));
-  return latest;
+  const auto await = [&](const std::string& but) {
+    await_saves(run, Looks::at_run, check.stop, but);
+  };
+  return newest_of(kept_choice(run, check, group),
+                   [&] { return latest_stored(run, check, group); }, await);
 }
 
 // What a run keeps of its checkpoints.

@@ -21,6 +21,7 @@
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/read/guard.h"
+#include "checkpoint/run/kept_checkpoint.h"
 #include "comm/long_work.h"
 #include "format/olmo/yaml.h"
 #include "format/safetensors/index.h"
@@ -189,10 +190,6 @@ namespace {
 
 constexpr std::uint64_t kRecordLimit = 16 << 20;  // bytes
 
-std::uint64_t digest_of_marker(const Store& checkpoint, const std::string& marker) {
-  return digest64(read_all(*checkpoint.open(marker), kMetadataLimit));
-}
-
 void add_line(std::string_view line, LeftLine& left) {
   const std::size_t space = line.find(' ');
   if (space == 0 || space == std::string_view::npos)
@@ -201,6 +198,11 @@ void add_line(std::string_view line, LeftLine& left) {
 }
 
 }  // namespace
+
+std::uint64_t marker_digest(const Store& store) {
+  const std::string marker = marker_in(store);
+  return marker.empty() ? 0 : digest64(read_all(*store.open(marker), kMetadataLimit));
+}
 
 LeftLine read_left(const Store& run) {
   LeftLine left;
@@ -234,9 +236,8 @@ void write_left(Store& run, const LeftLine& left) {
 bool is_left(const LeftLine& left, const Location& run, const std::string& directory) {
   const auto found = left.find(directory);
   if (found == left.end()) return false;
-  const auto store = directory_store(directory_in(run, directory));
-  const std::string marker = marker_in(*store);
-  return !marker.empty() && digest_of_marker(*store, marker) == found->second;
+  const std::uint64_t digest = marker_digest(*directory_store(directory_in(run, directory)));
+  return digest != 0 && digest == found->second;
 }
 
 void go_on_from(const Location& run, std::int64_t step) {
@@ -244,10 +245,11 @@ void go_on_from(const Location& run, std::int64_t step) {
   for (const StepDirectory& one : standing(step_directories(run))) {
     if (one.step <= step) continue;
     const auto store = directory_store(directory_in(run, one.directory));
-    const std::string marker = marker_in(*store);
-    if (!marker.empty()) left[one.directory] = digest_of_marker(*store, marker);
+    if (const std::uint64_t digest = marker_digest(*store); digest != 0)
+      left[one.directory] = digest;
   }
   write_left(*directory_store(run), left);
+  forget_later(run, step);
 }
 
 void go_on_from(const Location& run, std::int64_t step, Group& group) {

@@ -49,6 +49,9 @@ struct StepDirectory {
 // checkpoint, `config.yaml` of an OLMo kind. Empty: there is none.
 [[nodiscard]] std::string marker_in(const Store& store);
 
+// A digest of it, which differs from save to save; 0: there is none.
+[[nodiscard]] std::uint64_t marker_digest(const Store& store);
+
 // Throws `already_exists` if there is one.
 void require_no_marker(const Store& store);
 

@@ -1,22 +1,23 @@
 #include "storage/arena/arenas.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <map>
-#include <optional>
 #include <sstream>
 #include <system_error>
 #include <tuple>
 #include <utility>
 
-#include "io/source.h"
 #include "storage/posix/system.h"
 #include "storage/storage.h"
 #include "tessera/error.h"
@@ -27,10 +28,16 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kNoticeLine = "a snapshot of tessera";
+constexpr std::string_view kUnfinished = ".tmp";
 
-std::string notice_directory() {
-  const auto named = environment_variable("TESSERA_ARENA_DIR");
-  return named.value_or("/tmp/tessera-arenas-" + std::to_string(::geteuid()));
+constexpr const char* kMemoryName = "a snapshot in memory";
+
+std::uint64_t count_at(const Fd& memory, std::uint64_t at, const std::string& name) {
+  std::uint64_t count = 0;
+  const ssize_t got =
+      transferred([&] { return ::pread(memory.get(), &count, sizeof count, static_cast<off_t>(at)); });
+  if (got != sizeof count) throw_errno(got < 0 ? errno : EIO, "pread", name);
+  return count;
 }
 
 // Ours alone, since what lies there says whose memory is read. Empty: there is none.
@@ -49,143 +56,107 @@ std::string safe_directory() {
       .at_path(path);
 }
 
-std::string text_of(const KeptPart& part) {
+// Of a file of this user that a process may have written; empty: it is no such.
+std::string content_of(const fs::path& path) {
+  constexpr std::size_t kMost = 64 << 10;
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat found {};
+  if (!file || ::fstat(file.get(), &found) != 0 || !S_ISREG(found.st_mode)) return {};
+  if (found.st_uid != ::geteuid() || found.st_size > static_cast<off_t>(kMost)) return {};
+  std::string content(kMost, '\0');
+  const ssize_t got =
+      transferred([&] { return ::read(file.get(), content.data(), content.size()); });
+  content.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return content;
+}
+
+std::string notice_name(const KeptPart& part) {
+  return part.writer + "-" + std::to_string(part.rank) + "-" + std::to_string(part.process.pid) +
+         "-" + std::to_string(part.notice);
+}
+
+// Of one that was killed while it wrote.
+void remove_unfinished(const fs::path& path) {
+  constexpr std::chrono::minutes kLongestWrite{1};
+  std::error_code none;
+  const auto written = fs::last_write_time(path, none);
+  if (!none && fs::file_time_type::clock::now() - written > kLongestWrite) fs::remove(path, none);
+}
+
+// Of this machine before it started: notices are of one host.
+bool is_of_another_boot(const same_host::ProcessId& process) {
+  const std::string boot = same_host::boot_id();
+  return !boot.empty() && !process.host.starts_with(boot);
+}
+
+}  // namespace
+
+std::string notice_text(const KeptPart& part) {
   std::ostringstream text;
   text << kNoticeLine << '\n'
        << part.place << '\n'
        << part.trainer << '\n'
+       << part.peer << '\n'
+       << part.run_mark << '\n'
        << same_host::to_text(part.process) << '\n'
-       << part.writer << ' ' << part.number << ' ' << part.rank << ' ' << part.size << '\n';
+       << part.writer << ' ' << part.number << ' ' << part.rank << ' ' << part.size << ' '
+       << part.made << ' ' << part.is_step << ' ' << part.stored << ' ' << part.notice << ' '
+       << part.objects.size() << '\n';
   for (const KeptObject& one : part.objects) {
     text << one.name << ' ' << one.fd << ' ' << one.bytes << ' ' << one.device << ' ' << one.inode
-         << '\n';
+         << ' ' << one.count_at << ' ' << one.overwrites << '\n';
   }
   return text.str();
 }
 
-// None: no such text.
-std::optional<KeptPart> part_of(const std::string& content) {
+std::optional<KeptPart> part_from_notice(const std::string& content) {
+  constexpr std::size_t kMostObjects = 64;
   std::istringstream text(content);
   std::string first, process;
+  std::size_t objects = 0;
   KeptPart part;
   std::getline(text, first);
   std::getline(text, part.place);
   std::getline(text, part.trainer);
+  std::getline(text, part.peer);
+  std::getline(text, part.run_mark);
   std::getline(text, process);
-  text >> part.writer >> part.number >> part.rank >> part.size;
+  text >> part.writer >> part.number >> part.rank >> part.size >> part.made >> part.is_step >>
+      part.stored >> part.notice >> objects;
   if (!text || first != kNoticeLine || part.rank < 0 || part.size <= part.rank) return std::nullopt;
+  if (objects > kMostObjects) return std::nullopt;
   try {
     part.process = same_host::process_from_text(process);
   } catch (const Error&) {
     return std::nullopt;
   }
-  for (KeptObject one; text >> one.name >> one.fd >> one.bytes >> one.device >> one.inode;)
-    part.objects.push_back(one);
-  return part;
+  part.objects.resize(objects);
+  for (KeptObject& one : part.objects) {
+    text >> one.name >> one.fd >> one.bytes >> one.device >> one.inode >> one.count_at >>
+        one.overwrites;
+  }
+  return text ? std::optional(std::move(part)) : std::nullopt;
 }
 
-std::string content_of(const fs::path& file) {
-  std::ifstream text(file);
-  return {std::istreambuf_iterator<char>(text), {}};
+std::uint64_t count_place(std::uint64_t bytes) {
+  return (bytes + kCountBytes - 1) / kCountBytes * kCountBytes;
 }
 
-std::string notice_name(const KeptPart& part) {
-  return part.writer + "-" + std::to_string(part.rank);
+bool begin_overwriting(const Fd& memory, std::uint64_t bytes) {
+  if (::flock(memory.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  const std::uint64_t count = overwrites_of(memory, bytes) + 1;
+  const auto at = static_cast<off_t>(count_place(bytes));
+  const ssize_t put =
+      transferred([&] { return ::pwrite(memory.get(), &count, sizeof count, at); });
+  const int failure = put < 0 ? errno : EIO;
+  (void)::flock(memory.get(), LOCK_UN);
+  if (put != sizeof count) throw_errno(failure, "pwrite", kMemoryName);
+  return true;
 }
 
-// Bytes of a process's memory. They are copied by the kernel, so that memory which is cut off
-// meanwhile is an error and not a signal.
-class KeptSource final : public ByteSource {
- public:
-  KeptSource(const KeptPart& part, const KeptObject& object, std::string name)
-      : name_(std::move(name)), size_(object.bytes) {
-    const std::string path =
-        "/proc/" + std::to_string(part.process.pid) + "/fd/" + std::to_string(object.fd);
-    memory_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    struct stat found {};
-    const bool is_it = memory_ && ::fstat(memory_.get(), &found) == 0 &&
-                       found.st_dev == object.device && found.st_ino == object.inode;
-    if (is_it) return;
-    throw Error(ErrorCode::not_found, "the process that kept this in memory has given it back")
-        .at_path(name_);
-  }
-  [[nodiscard]] std::uint64_t size() const override { return size_; }
-  void read_at(std::uint64_t offset, MutableByteView out) const override {
-    require_range(*this, offset, out.size());
-    for (std::size_t done = 0; done < out.size();) {
-      const ssize_t got = transferred([&] {
-        return ::pread(memory_.get(), out.data() + done, out.size() - done,
-                       static_cast<off_t>(offset + done));
-      });
-      if (got < 0) throw_errno(errno, "pread", name_);
-      if (got == 0) throw Error(ErrorCode::incomplete, "the memory was cut off").at_path(name_);
-      done += static_cast<std::size_t>(got);
-    }
-  }
-  [[nodiscard]] const std::string& name() const override { return name_; }
-
- private:
-  const std::string name_;
-  const std::uint64_t size_;
-  Fd memory_;
-};
-
-class ArenaStore final : public Store {
- public:
-  ArenaStore(std::string name, std::vector<KeptPart> parts)
-      : name_(std::move(name)), parts_(std::move(parts)) {
-    for (const KeptPart& part : parts_) {
-      for (const KeptObject& object : part.objects) objects_[object.name] = {&part, &object};
-    }
-  }
-  [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    std::vector<ObjectInfo> found;
-    for (const auto& [name, object] : objects_) {
-      if (prefix.empty()) found.push_back({name, object.second->bytes});
-    }
-    return found;
-  }
-  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    require_safe_name(name, name_);
-    const auto found = objects_.find(name);
-    const std::string path = name_ + "/" + std::string(name);
-    if (found == objects_.end())
-      throw Error(ErrorCode::not_found, "there is no such object").at_path(path);
-    return std::make_shared<KeptSource>(*found->second.first, *found->second.second, path);
-  }
-  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view /*name*/, IfExists /*if_exists*/,
-                                                 std::uint64_t /*size_hint*/) override {
-    refuse();
-  }
-  void remove(std::string_view /*name*/) override { refuse(); }
-  [[nodiscard]] bool is_read_only() const override { return true; }
-
- private:
-  [[noreturn]] void refuse() const {
-    throw Error(ErrorCode::unsupported, "a snapshot in memory is only read").at_path(name_);
-  }
-
-  const std::string name_;
-  const std::vector<KeptPart> parts_;
-  std::map<std::string, std::pair<const KeptPart*, const KeptObject*>, std::less<>> objects_;
-};
-
-// The newest of the snapshots of one place of which all ranks' parts are here.
-std::vector<KeptPart> whole_snapshot(const std::vector<KeptPart>& parts) {
-  std::map<std::pair<std::string, std::uint64_t>, std::map<int, KeptPart>> saves;
-  for (const KeptPart& part : parts) saves[{part.writer, part.number}].emplace(part.rank, part);
-  std::vector<KeptPart> newest;
-  for (auto& [save, ranks] : saves) {
-    const int size = ranks.begin()->second.size;
-    if (std::ssize(ranks) != size) continue;
-    newest.clear();
-    for (auto& [rank, part] : ranks) newest.push_back(std::move(part));
-  }
-  return newest;
+std::uint64_t overwrites_of(const Fd& memory, std::uint64_t bytes) {
+  return count_at(memory, count_place(bytes), kMemoryName);
 }
-
-}  // namespace
 
 KeptObject kept_object(std::string name, const Fd& memory, std::uint64_t bytes) {
   struct stat found {};
@@ -193,21 +164,115 @@ KeptObject kept_object(std::string name, const Fd& memory, std::uint64_t bytes) 
   return {std::move(name), memory.get(), bytes, found.st_dev, found.st_ino};
 }
 
-KeptNotice::KeptNotice(const KeptPart& part) {
-  if (part.place.find('\n') != std::string::npos) {
-    throw Error(ErrorCode::unsupported, "a place with a line break is not kept in memory")
-        .at_path(part.place);
+std::optional<Fd> open_kept(const same_host::ProcessId& process, const KeptObject& object) {
+  const std::string path =
+      "/proc/" + std::to_string(process.pid) + "/fd/" + std::to_string(object.fd);
+  Fd memory(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat found {};
+  if (!memory && errno != ENOENT && errno != ESRCH && errno != ENXIO)
+    throw_errno(errno, "open", path);
+  const bool is_it = memory && ::fstat(memory.get(), &found) == 0 && S_ISREG(found.st_mode) &&
+                     found.st_dev == object.device && found.st_ino == object.inode;
+  if (!is_it) return std::nullopt;
+  if (object.count_at == 0) return memory;
+  const bool is_locked = ::flock(memory.get(), LOCK_SH | LOCK_NB) == 0;
+  if (!is_locked || count_at(memory, object.count_at, path) != object.overwrites)
+    return std::nullopt;
+  return memory;
+}
+
+std::string notice_directory() {
+  const auto named = environment_variable("TESSERA_ARENA_DIR");
+  return named.value_or("/tmp/tessera-arenas-" + std::to_string(::geteuid()));
+}
+
+std::string kept_place(const std::string& place) {
+  std::string whole = place;
+  if (!is_remote(place)) {
+    std::error_code none;
+    const fs::path absolute = fs::absolute(without_file_scheme(place), none);
+    const fs::path followed = fs::weakly_canonical(absolute, none);
+    whole = (none ? absolute.lexically_normal() : followed).string();
   }
+  while (whole.size() > 1 && whole.ends_with('/')) whole.pop_back();
+  return whole;
+}
+
+std::string notice_host() {
+  return std::to_string(same_host::host_digest()) + " " + notice_directory();
+}
+
+ArenaNames arena_names(int rank) {
+  const std::string start = "rank" + std::to_string(rank);
+  return {start + ".tree", start + ".arena", start + ".digests"};
+}
+
+std::string save_place(const KeptPart& part) {
+  return part.place + "#" + part.writer + "-" + std::to_string(part.number);
+}
+
+// Numbers of directories are used again at once, so their birth counts, where the disk knows it.
+std::string run_mark(const std::string& place) {
+  if (is_remote(place)) return {};
+  struct statx found {};
+  const fs::path run = fs::path(kept_place(place)).parent_path();
+  if (::statx(AT_FDCWD, run.c_str(), 0, STATX_INO | STATX_BTIME, &found) != 0) return {};
+  std::ostringstream mark;
+  mark << found.stx_dev_major << ':' << found.stx_dev_minor << ':' << found.stx_ino;
+  if ((found.stx_mask & STATX_BTIME) != 0)
+    mark << ':' << found.stx_btime.tv_sec << ':' << found.stx_btime.tv_nsec;
+  return mark.str();
+}
+
+std::uint64_t host_time() {
+  timespec now{};
+  (void)::clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+KeptNotice::KeptNotice(KeptPart part) : part_(std::move(part)) {
+  static std::atomic<std::uint64_t> last{0};
+  if (part_.place.find('\n') != std::string::npos) {
+    throw Error(ErrorCode::unsupported, "a place with a line break is not kept in memory")
+        .at_path(part_.place);
+  }
+  part_.process = same_host::this_process();
+  part_.notice = ++last;
   if (::mkdir(notice_directory().c_str(), S_IRWXU) != 0 && errno != EEXIST)
     throw_errno(errno, "mkdir", notice_directory());
-  path_ = safe_directory() + "/" + notice_name(part);
-  const std::string fresh = path_ + ".tmp";
+  const std::string directory = safe_directory();
+  if (directory.empty()) throw_errno(ENOENT, "lstat", notice_directory());
+  path_ = directory + "/" + notice_name(part_);
+  write();
+}
+
+void KeptNotice::write() {
+  const std::string fresh = path_ + std::string(kUnfinished);
   std::ofstream file(fresh, std::ios::trunc);
-  file << text_of(part);
+  file << notice_text(part_);
   file.close();
   std::error_code failed;
   if (file) fs::rename(fresh, path_, failed);
-  if (!file || failed) throw Error(ErrorCode::io, "cannot be written").at_path(path_);
+  if (file && !failed) return;
+  std::error_code none;
+  fs::remove(fresh, none);
+  throw Error(ErrorCode::io, "cannot be written").at_path(path_);
+}
+
+void KeptNotice::let_go() {
+  part_.objects.clear();
+  if (is_wanted()) write();
+}
+
+void KeptNotice::note_stored(std::uint64_t marker) {
+  part_.stored = marker;
+  if (is_wanted()) write();
+}
+
+void KeptNotice::note_end_of_trainer() {
+  part_.trainer = kEnded;
+  if (is_wanted()) write();
 }
 
 KeptNotice::~KeptNotice() {
@@ -226,13 +291,16 @@ std::vector<KeptPart> kept_parts() {
   if (directory.empty()) return found;
   std::error_code none;
   for (fs::directory_iterator at(directory, none), end; !none && at != end; at.increment(none)) {
-    if (at->path().extension() == ".tmp") continue;
-    const auto part = part_of(content_of(at->path()));
+    if (at->path().extension() == kUnfinished) {
+      remove_unfinished(at->path());
+      continue;
+    }
+    const auto part = part_from_notice(content_of(at->path()));
     if (!part || notice_name(*part) != at->path().filename()) continue;
     // One of another host or container may live: what it says is not for us.
     const auto alive = same_host::is_alive(part->process);
     if (alive == true) found.push_back(*part);
-    if (alive == false) fs::remove(at->path(), none);
+    if (alive == false || is_of_another_boot(part->process)) fs::remove(at->path(), none);
     none.clear();
   }
   std::ranges::sort(found, {}, [](const KeptPart& part) {
@@ -242,6 +310,7 @@ std::vector<KeptPart> kept_parts() {
 }
 
 bool has_trainer(const KeptPart& part) {
+  if (part.trainer == kEnded) return false;
   try {
     return same_host::is_alive(same_host::process_from_text(part.trainer)) != false;
   } catch (const Error&) {
@@ -257,20 +326,13 @@ void forget(const std::vector<KeptPart>& parts) {
   }
 }
 
-std::shared_ptr<Store> arena_store(const std::string& place) {
-  const std::string name = "arena://" + place;
-  auto parts = kept_parts();
-  std::erase_if(parts, [&place](const KeptPart& part) { return part.place != place; });
-  auto whole = whole_snapshot(parts);
-  if (!whole.empty()) return std::make_shared<ArenaStore>(name, std::move(whole));
-  if (parts.empty()) {
-    throw Error(ErrorCode::not_found, "no process on this host keeps a snapshot of that place")
-        .at_path(name);
-  }
-  throw Error(ErrorCode::incomplete, "of " + std::to_string(parts.front().size) +
-                                         " ranks this host keeps a part of " +
-                                         std::to_string(parts.size()) + " alone")
-      .at_path(name);
+bool is_arena(std::string_view path) {
+  return scheme_of(path) == "arena";
+}
+
+bool is_kept_in(const std::string& place, const std::string& above) {
+  if (!place.starts_with(above)) return false;
+  return place.size() == above.size() || above.ends_with('/') || place[above.size()] == '/';
 }
 
 }  // namespace tessera

@@ -122,6 +122,7 @@ class CopiedPart {
     Fd tree, arena, digests;
   };
   Memory memory_;
+  std::uint64_t arena_bytes_ = 0;  // that memory_.arena is for; a count is behind them (arenas.h)
   std::optional<KeptPart> part_;
 };
 

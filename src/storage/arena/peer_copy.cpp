@@ -131,9 +131,18 @@ CopyOutcome copy_part(const RemoteArena& from, const KeptPart& part, CopiedPart&
   into.part_.reset();
   const PartObjects objects = objects_of(part);
   auto& [tree, arena, digests] = into.memory_;
+  const std::uint64_t arena_bytes = objects.arena->bytes;
+  digests = {};
+  tree = {};  // somebody may read the last ones
   make_room(digests, objects.digests->bytes);
   make_room(tree, objects.tree->bytes);
-  make_room(arena, objects.arena->bytes);
+  const bool is_free =
+      arena && into.arena_bytes_ == arena_bytes && begin_overwriting(arena, arena_bytes);
+  if (!is_free) {
+    arena = {};
+    make_room(arena, count_place(arena_bytes) + kCountBytes);
+    into.arena_bytes_ = arena_bytes;
+  }
   try {
     const Digests expected =
         copy_digests(*from.open(part, objects.digests->name), digests, objects.arena->bytes);
@@ -149,6 +158,8 @@ CopyOutcome copy_part(const RemoteArena& from, const KeptPart& part, CopiedPart&
   copied.objects = {kept_object(objects.tree->name, tree, objects.tree->bytes),
                     kept_object(objects.arena->name, arena, objects.arena->bytes),
                     kept_object(objects.digests->name, digests, objects.digests->bytes)};
+  copied.objects[1].count_at = count_place(arena_bytes);
+  copied.objects[1].overwrites = overwrites_of(arena, arena_bytes);
   into.part_ = std::move(copied);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   return {objects.tree->bytes + objects.arena->bytes + objects.digests->bytes, took.count()};

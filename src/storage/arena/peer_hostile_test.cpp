@@ -145,7 +145,8 @@ TEST_F(Peer, NoNumberOfAnAnswerIsBelieved) {
   };
   const auto part = [](const std::function<void(Packer&)>& end, std::uint64_t size = 4) {
     Packer packer;
-    packer.text("/a").text("w").number(1).number(3).number(size).text("");
+    packer.text("/a").text("w").number(1).number(3).number(size);
+    packer.number(0).number(0).number(0).text("");
     packer.text(same_host::to_text(same_host::this_process()));
     end(packer);
     return frame(FrameKind::part, packer.bytes());

@@ -234,6 +234,7 @@ Bytes packed(const KeptPart& part) {
   packer.text(part.place).text(part.writer).number(part.number);
   packer.number(static_cast<std::uint64_t>(part.rank))
       .number(static_cast<std::uint64_t>(part.size));
+  packer.number(part.made).number(part.is_step ? 1 : 0).number(part.stored);
   packer.text(part.trainer).text(same_host::to_text(part.process)).number(part.objects.size());
   for (const KeptObject& one : part.objects) {
     packer.text(one.name).number(static_cast<std::uint64_t>(one.fd)).number(one.bytes);
@@ -260,6 +261,9 @@ KeptPart unpacked_part(ByteView bytes) {
   if (size > kMostRanks || rank >= size) refuse_frame("a part of no rank");
   part.rank = static_cast<int>(rank);
   part.size = static_cast<int>(size);
+  part.made = unpacker.number();
+  part.is_step = unpacker.number() == 1;
+  part.stored = unpacker.number();
   part.trainer = unpacker.text();
   if (!is_line(part.place) || !is_word(part.writer) || !is_line(part.trainer))
     refuse_frame("a part whose names nobody can keep");
