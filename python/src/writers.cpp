@@ -134,6 +134,7 @@ WriterOptions writer_options(const Options& all) {
   milliseconds = static_cast<std::uint64_t>(options.keep.count());
   all.get("keep_ms", milliseconds);
   options.keep = std::chrono::milliseconds(milliseconds);
+  all.get("partner", options.partner);
   return options;
 }
 
@@ -212,6 +213,10 @@ class Writer {
     writer_->require_alive();
   }
 
+  void leave() {
+    if (writer_) writer_->leave();
+  }
+
   void close() {
     auto writer = std::exchange(writer_, nullptr);
     if (!writer) return;
@@ -268,6 +273,7 @@ void bind_writers(nb::module_& module) {
       .def("save", &Writer::save)
       .def("wait", &Writer::wait)
       .def("require_alive", &Writer::require_alive)
+      .def("leave", &Writer::leave)
       .def("close", &Writer::close)
       .def_prop_ro("is_closed", &Writer::is_closed);
   module.def("is_on_errand", &Errands::is_on);

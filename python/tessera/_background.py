@@ -128,8 +128,9 @@ class CheckpointWriter:
 
     A process whose program has died keeps the snapshot of its last save in memory for `keep` seconds: who starts again on this host
     opens or loads `arena://` and the save's path, on any number of ranks, once all ranks have copied, whether it is on a disk yet or not.
-    It ends earlier when a new writer has copied a save into the same run, and a program that ends well leaves none. Without `process`
-    it is `invalid_argument`.
+    It ends earlier when a new writer has completed a save into the same run, and a program that ends well leaves none; one that ends
+    by an exception does not. Without `process` it is `invalid_argument`. With `partner=1` the process of a rank on another host has a
+    copy, for when this host is lost.
 
     >>> with tessera.CheckpointWriter() as writer:
     ...     weights = numpy.ones(3)
@@ -154,6 +155,7 @@ class CheckpointWriter:
         program: Path | None = None,
         silence: float = 30.0,
         keep: float = 0.0,
+        partner: int = 0,
     ) -> None:
         require_may_keep(keep, process)
         options = {
@@ -167,6 +169,7 @@ class CheckpointWriter:
             "program": (os.fspath(program) if program else _command()) if process else "",
             "silence_ms": _counted("silence", round(min(silence, _A_YEAR) * 1000)),
             "keep_ms": _counted("keep", round(min(keep, _A_YEAR) * 1000)),
+            "partner": _counted("partner", partner),
         }
         self._carrier = _carrier_of(group)
         self._writer = _core.Writer(options, self._carrier)
@@ -249,6 +252,8 @@ class CheckpointWriter:
         try:
             if kind is None:
                 self.wait()
+            else:
+                self._writer.leave()
         finally:
             self.close()
 
@@ -340,6 +345,8 @@ def _failed(error: Exception) -> Any:
 
 def _end(writer: Any, process: int) -> None:
     if process == os.getpid():  # a child of fork() has no part of it
+        if getattr(sys, "last_value", None) is not None:  # the program ends by that exception
+            writer.leave()
         writer.close()
 
 

@@ -565,6 +565,28 @@ def test_a_process_keeps_what_a_killed_program_had_saved(tmp_path, monkeypatch):
         tessera.open(place)
 
 
+@pytest.mark.parametrize(("begin", "end", "is_kept"), [
+    ("writer = {}", "raise ValueError", True),
+    ("with {} as writer", "raise ValueError", True),
+    ("writer = {}", "pass", False),
+    ("with {} as writer", "pass", False),
+])
+def test_a_process_keeps_what_a_program_had_saved_that_ends_by_an_exception(begin, end, is_kept, tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_ARENA_DIR", str(tmp_path / "arenas"))
+    made = begin.format("tessera.CheckpointWriter(process=True, idle=False, keep=60)")
+    program = f"import sys, numpy, tessera\n{made if 'with' in begin else 'if True'}:\n"
+    program += "" if "with" in begin else f"    {made}\n"
+    program += '    writer.save({"w": numpy.ones(9), "step": 1}, sys.argv[1]).result()\n    ' + end
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "step1")], check=False, stderr=subprocess.DEVNULL)
+    assert done.returncode == (1 if is_kept else 0)
+    place = f"arena://{tmp_path}/step1"
+    if is_kept:
+        assert loaded(place)["step"] == 1
+    else:
+        with pytest.raises(tessera.NotFoundError):
+            tessera.open(place)
+
+
 def test_only_a_process_keeps():
     for options in ({"keep": 5.0}, {"keep": float("inf")}, {"keep": -1.0, "process": True}):
         with pytest.raises(ValueError, match="invalid_argument: keep is"):
