@@ -1,5 +1,5 @@
-// A snapshot of one rank whose tree has other bytes than were written, with digests to match: inputs
-// say which. It opens, or says what is wrong.
+// A snapshot of one rank whose tree has other bytes than were written, with digests to match:
+// inputs say which. It opens, or says what is wrong.
 #include <memory>
 #include <vector>
 
@@ -33,11 +33,12 @@ Value tensor_at(std::size_t begin, const Shape& shape, DType dtype) {
 }
 
 Bytes written() {
-  const Value tree = Value::dict({{"model", Value::dict({{"w", tensor_at(0, {7, 5}, DType::float32)},
-                                                         {"b", tensor_at(140, {3}, DType::int64)},
-                                                         {"none", tensor_at(0, {0}, DType::uint8)}})},
-                                  {"step", 7},
-                                  {"names", Value::list({"a", 1.5, Value::tuple({1, 2})})}});
+  const Value tree =
+      Value::dict({{"model", Value::dict({{"w", tensor_at(0, {7, 5}, DType::float32)},
+                                          {"b", tensor_at(140, {3}, DType::int64)},
+                                          {"none", tensor_at(0, {0}, DType::uint8)}})},
+                   {"step", 7},
+                   {"names", Value::list({"a", 1.5, Value::tuple({1, 2})})}});
   return with_head({.rank = 0, .size = 1, .writer = "0123456789ab", .number = 3},
                    message_of_tree(tree, arena));
 }

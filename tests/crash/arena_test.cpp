@@ -262,8 +262,8 @@ TEST_F(Arenas, AReaderBesideATrainingSeesOneSaveOrTheNext) {
       Value state = testing::training_state(group.rank(), world, 0, shapes);
       load(state, "arena://" + run(), group);
       if (group.rank() == 0) number = testing::number_of(state);
-      EXPECT_TRUE(state == testing::training_state(group.rank(), world, testing::number_of(state),
-                                                   shapes));
+      EXPECT_TRUE(state ==
+                  testing::training_state(group.rank(), world, testing::number_of(state), shapes));
       agree(group, "looking", [] {});
       EXPECT_EQ(testing::number_of(state), number);
     });
@@ -277,8 +277,8 @@ TEST_F(Arenas, AReaderBesideATrainingSeesOneSaveOrTheNext) {
   const int now = *saves;
   while (*saves < now + 4) std::this_thread::sleep_for(2ms);
   const Value state = held.load();
-  EXPECT_TRUE(testing::is_filled_with(state.at("model").at("a.w").as_tensor(),
-                                      testing::number_of(state)));
+  EXPECT_TRUE(
+      testing::is_filled_with(state.at("model").at("a.w").as_tensor(), testing::number_of(state)));
   EXPECT_LT(testing::number_of(state), *saves);
   EXPECT_GT(seen, 1);
   *is_over = true;
@@ -495,7 +495,9 @@ TEST_F(Arenas, PartsOfSnapshotsThatDoNotBelongTogetherAreRefused) {
   EXPECT_EQ(refused(), ErrorCode::incomplete);
   for (const char* end : {"tree", "arena", "digests"}) copy->remove(std::string("rank2.") + end);
   EXPECT_EQ(refused(), ErrorCode::incomplete);
-  EXPECT_EQ(code_of([&] { save(Value::dict({{"a", 1}}), "arena://" + place(9)); }),
+  EXPECT_EQ(code_of([&] {
+              save(Value::dict({{"a", 1}}), "arena://" + place(9));
+            }),
             ErrorCode::unsupported);
 }
 

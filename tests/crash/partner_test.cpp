@@ -48,8 +48,7 @@ class Partners : public ::testing::Test {
 
   // From now on this process is on that host.
   void go_to(int host) const {
-    ::setenv("TESSERA_ARENA_DIR",
-             (directory_.path() + "/host" + std::to_string(host)).c_str(), 1);
+    ::setenv("TESSERA_ARENA_DIR", (directory_.path() + "/host" + std::to_string(host)).c_str(), 1);
   }
   [[nodiscard]] std::vector<KeptPart> kept_on(int host) const {
     go_to(host);

@@ -16,13 +16,13 @@ namespace tessera {
 
 enum class FrameKind : std::uint8_t {
   // From the trainer.
-  hello,  // who the writer is, first of all
-  arena,  // the memory that trees from now on lie in, with its descriptor
-  job,    // a save whose tree is staged; it waits for one of the next two
-  go,     // all ranks have staged it
-  drop,   // some rank has not
-  stop,   // it is to end
-  end,    // the trainer ends, and needs no more than what it has asked for
+  hello,     // who the writer is, first of all
+  arena,     // the memory that trees from now on lie in, with its descriptor
+  job,       // a save whose tree is staged; it waits for one of the next two
+  go,        // all ranks have staged it
+  drop,      // some rank has not
+  stop,      // it is to end
+  end,       // the trainer ends, and needs no more than what it has asked for
   partners,  // whose snapshots the process copies (partner_copies.h)
   // From the writer.
   begun,  // of a job: who opens the place sees that it is under way

@@ -29,8 +29,9 @@ const WriterOptions& require_meant(const WriterOptions& options) {
   require("ask_within", options.ask_within, 0);
   require("keep", options.keep, 0);
   if (options.keep.count() > 0 && !options.process) {
-    throw Error(ErrorCode::invalid_argument,
-                "WriterOptions::keep is for a writer by a process: memory of a thread ends with it");
+    throw Error(
+        ErrorCode::invalid_argument,
+        "WriterOptions::keep is for a writer by a process: memory of a thread ends with it");
   }
   if (options.partner < 0 || options.partner > 1 ||
       (options.partner > 0 && (!options.process || options.keep.count() == 0))) {

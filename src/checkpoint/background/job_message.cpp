@@ -46,6 +46,10 @@ void require_sendable(const SaveOptions& options) {
                   " is a function, which a writer of another process cannot call");
 }
 
+bool may_be_kept(const SaveOptions& options) {
+  return options.values != IfDiffers::keep && options.copies != IfDiffers::keep;
+}
+
 Bytes message_of_options(const SaveOptions& options) {
   return to_message(options);
 }

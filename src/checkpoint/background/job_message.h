@@ -18,6 +18,10 @@ void require_sendable(const SaveOptions& options);
 [[nodiscard]] Bytes message_of_options(const SaveOptions& options);
 [[nodiscard]] SaveOptions options_from_message(ByteView message);
 
+// Whether others may have the snapshot of such a save: a snapshot that is opened has the lowest
+// rank's value where ranks have several.
+[[nodiscard]] bool may_be_kept(const SaveOptions& options);
+
 [[nodiscard]] Bytes message_of_result(const SaveResult& result);
 [[nodiscard]] SaveResult result_from_message(ByteView message);
 

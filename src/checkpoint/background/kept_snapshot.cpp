@@ -83,13 +83,10 @@ KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptM
     : memory_(std::move(memory)) {
   const bool is_counted = memory_.fd != nullptr;
   if (!is_counted) memory_.fd = std::make_shared<const Fd>(memory_with({}));
-  const ByteView arena =
-      memory_.arena.first(static_cast<std::size_t>(is_counted ? job.used : 0));
-  const Bytes tree = with_head({.rank = hello.rank,
-                                .size = hello.size,
-                                .writer = job.writer,
-                                .number = job.number},
-                               job.tree);
+  const ByteView arena = memory_.arena.first(static_cast<std::size_t>(is_counted ? job.used : 0));
+  const Bytes tree = with_head(
+      {.rank = hello.rank, .size = hello.size, .writer = job.writer, .number = job.number},
+      job.tree);
   const Digests digests = digests_of(tree, arena);
   tree_ = memory_with(tree);
   digests_ = memory_with(std::as_bytes(std::span(digests)));

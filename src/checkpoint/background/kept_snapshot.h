@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// Once a save to that place is complete, nobody goes on from snapshots that writers of dead trainers
-// have of it, or of other steps of the same run.
+// Once a save to that place is complete, nobody goes on from snapshots that writers of dead
+// trainers have of it, or of other steps of the same run.
 void forget_older(const WriterJob& job);
 
 struct KeptMemory {

@@ -71,11 +71,11 @@ class Copier {
     kept.peer = to_text(server_.address());
     notice_ = std::make_unique<KeptNotice>(std::move(kept));
     server_.serve(notice_->part());
-    log(LogLevel::info, fmt::format("has a copy of {} of {}: {:.1f} MB in {:.3f} s, {:.0f} MB/s",
-                                    part.place, name(),
-                                    static_cast<double>(outcome.bytes) / kMegabyte, outcome.seconds,
-                                    static_cast<double>(outcome.bytes) / kMegabyte /
-                                        std::max(outcome.seconds, 1e-9)));
+    log(LogLevel::info,
+        fmt::format(
+            "has a copy of {} of {}: {:.1f} MB in {:.3f} s, {:.0f} MB/s", part.place, name(),
+            static_cast<double>(outcome.bytes) / kMegabyte, outcome.seconds,
+            static_cast<double>(outcome.bytes) / kMegabyte / std::max(outcome.seconds, 1e-9)));
   }
 
   // The trainer of that rank has begun the next save.
@@ -182,8 +182,7 @@ void say_partners(const std::vector<PartnerRank>& ranks, const std::vector<int>&
 
 }  // namespace
 
-std::vector<PartnerPlace> choose_partners(Group& group,
-                                          const std::function<PeerPlace()>& own) {
+std::vector<PartnerPlace> choose_partners(Group& group, const std::function<PeerPlace()>& own) {
   using ByRank = std::map<std::int32_t, PartnerRank>;
   const auto contribute = [&] { return ByRank{{group.rank(), own_partner_rank(own())}}; };
   const auto join = [](ByRank& all, ByRank more) { all.merge(more); };

@@ -14,7 +14,8 @@
 
 namespace tessera {
 
-// Where others read what a process keeps (storage/arena/peer.h), and what it listens on, for people.
+// Where others read what a process keeps (storage/arena/peer.h), and what it listens on, for
+// people.
 struct PeerPlace {
   std::string address, interface;
 };
@@ -51,12 +52,13 @@ auto fields(FieldsOf<PartnerPlace> auto& place) {
   return std::tie(place.rank, place.host, place.address);
 }
 
-// Those that this rank's process is to copy; `own` tells of this rank's. The log of rank 0 says who copies from whom. Collective.
+// Those that this rank's process is to copy; `own` tells of this rank's. The log of rank 0 says who
+// copies from whom. Collective.
 [[nodiscard]] std::vector<PartnerPlace> choose_partners(Group& group,
                                                         const std::function<PeerPlace()>& own);
 
-// Copies in threads of its own while it lives, and says in notices of this process what it has. What
-// fails, and how fast it was, is in the log. The last copy of a rank that is lost stays.
+// Copies in threads of its own while it lives, and says in notices of this process what it has.
+// What fails, and how fast it was, is in the log. The last copy of a rank that is lost stays.
 class PartnerCopies {
  public:
   // `trainer`: whose death ends it, as same_host::to_text() has it.

@@ -50,8 +50,8 @@ struct HeardJob {
   Value tree;
   ByteView arena;                    // in which its tensors are
   std::shared_ptr<const Fd> memory;  // that it is; null: there is none
-  std::shared_ptr<Store> meeting;   // null: nobody needs one
-  std::unique_ptr<StoreHold> mark;  // while it lives, others see that the save is under way
+  std::shared_ptr<Store> meeting;    // null: nobody needs one
+  std::unique_ptr<StoreHold> mark;   // while it lives, others see that the save is under way
   std::stop_source stop;
   enum class Word : std::uint8_t { none, go, drop } word = Word::none;
 };
@@ -252,8 +252,8 @@ class WriterMain {
     return job.word != HeardJob::Word::drop;
   }
 
-  // From now on others of this user find the snapshot, as far as all ranks come so far. As a part of
-  // the save, so that other ranks see signs of life.
+  // From now on others of this user find the snapshot, as far as all ranks come so far. As a part
+  // of the save, so that other ranks see signs of life.
   void keep(const HeardJob& job) {
     if (hello_.keep == 0) return;
     if (!job.what.is_kept) {
@@ -266,8 +266,8 @@ class WriterMain {
     std::unique_ptr<KeptSnapshot> kept;
     const auto failure = failure_of([&] {
       const std::string peer = server_ ? to_text(server_->address()) : "";
-      kept = std::make_unique<KeptSnapshot>(job.what, hello_,
-                                            KeptMemory{job.arena, job.memory, peer});
+      kept =
+          std::make_unique<KeptSnapshot>(job.what, hello_, KeptMemory{job.arena, job.memory, peer});
     });
     if (failure && failure->code() == ErrorCode::cancelled) throw Error(*failure);
     {
@@ -312,8 +312,7 @@ class WriterMain {
     const Fd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
     (void)::dup2(nowhere.get(), STDERR_FILENO);
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(hello_.keep);
-    while (kept_->is_wanted() && !told_to_end_.came() &&
-           std::chrono::steady_clock::now() < until)
+    while (kept_->is_wanted() && !told_to_end_.came() && std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(kBetweenLooks);
     copies_.reset();
     server_.reset();
@@ -426,7 +425,7 @@ class WriterMain {
   bool has_failed_ = false;                // the last save
   std::unique_ptr<ArenaServer> server_;    // null: no other host reads it
   std::unique_ptr<PartnerCopies> copies_;  // of other hosts' snapshots
-  std::atomic<bool> is_alone_ = false;  // the trainer has ended
+  std::atomic<bool> is_alone_ = false;     // the trainer has ended
 };
 
 // Of the trainer's files and devices this process needs none. Before Linux 5.9 they stay open.

@@ -73,11 +73,6 @@ void warn_untaken(const SaveOutcome& outcome) {
                              " failed, and nobody took its error: " + outcome.failure()->what());
 }
 
-// A snapshot that is opened has the lowest rank's value where ranks have several.
-bool may_be_kept(const SaveOptions& options) {
-  return options.values != IfDiffers::keep && options.copies != IfDiffers::keep;
-}
-
 // A directory of one save beside the place, or in it if that is all that there is.
 std::string meeting_beside(std::string place, const std::string& name) {
   while (place.size() > 1 && place.ends_with('/')) place.pop_back();

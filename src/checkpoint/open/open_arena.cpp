@@ -74,7 +74,8 @@ void require_part(const ArenaTreeHead& head, const ArenaTreeHead& first, int ran
                   const std::string& path) {
   if (head.size != found) {
     throw Error(ErrorCode::incomplete, "a snapshot of " + std::to_string(head.size) +
-                                           " ranks, of which " + std::to_string(found) + " are here")
+                                           " ranks, of which " + std::to_string(found) +
+                                           " are here")
         .at_path(path);
   }
   if (head.rank != rank || head.writer != first.writer || head.number != first.number)

@@ -45,10 +45,10 @@ inline constexpr const char* kMeetingTrainer = "trainer";
 
 // Waits until no save is under way there. Looks::at_run waits on a disk, too, for writer processes
 // whose trainer has ended, but for those that meet in `but` (a meeting_name()): for that of one
-// that lives, as for any save of another process, nobody waits. Returns earlier once `stop`, or what HeedStop heeds, is
-// requested: callers ask for it next. Threads that themselves work for such a save do not wait
-// (ThreadJob::behind). Places are the same if their absolute paths are, links followed, or their
-// URLs; of other stores if they are one Store.
+// that lives, as for any save of another process, nobody waits. Returns earlier once `stop`, or
+// what HeedStop heeds, is requested: callers ask for it next. Threads that themselves work for such
+// a save do not wait (ThreadJob::behind). Places are the same if their absolute paths are, links
+// followed, or their URLs; of other stores if they are one Store.
 void await_saves(const Location& where, Looks looks, const std::stop_token& stop = {},
                  const std::string& but = {});
 

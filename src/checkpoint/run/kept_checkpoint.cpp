@@ -115,14 +115,13 @@ std::vector<SeenSave> seen_saves(const PartsByHost& hosts, const std::string& ru
     if (std::ssize(save.ranks) == save.ranks.begin()->second.front().second.size)
       whole.push_back(std::move(save));
   }
-  std::ranges::stable_sort(whole, std::greater<>(), [](const SeenSave& save) {
-    return std::pair(save.step, save.made);
-  });
+  std::ranges::stable_sort(whole, std::greater<>(),
+                           [](const SeenSave& save) { return std::pair(save.step, save.made); });
   return whole;
 }
 
-// Where this host has each rank's part from: here, if it is, or else where others may read it. Empty:
-// of some rank nowhere.
+// Where this host has each rank's part from: here, if it is, or else where others may read it.
+// Empty: of some rank nowhere.
 std::vector<SeenPart> parts_for(const SeenSave& save, const std::string& host) {
   std::vector<SeenPart> parts;
   for (const auto& [rank, places] : save.ranks) {
@@ -215,7 +214,8 @@ KeptChoice kept_choice(const Location& run, const RunCheck& check) {
   const auto saves = seen_saves(parts_of_this_host(run), name_of_run(run));
   const auto look_at = [check](const SeenSave& save) {
     const auto parts = parts_for(save, notice_host());
-    for (const SeenPart& seen : parts) require_intact(seen.part, check.read_data ? check.threads : 0, check.stop);
+    for (const SeenPart& seen : parts)
+      require_intact(seen.part, check.read_data ? check.threads : 0, check.stop);
     return opened_place(parts);
   };
   return {meeting_of(saves), [saves, look_at](const LatestCheckpoint& stored) {
@@ -225,10 +225,9 @@ KeptChoice kept_choice(const Location& run, const RunCheck& check) {
 
 KeptChoice kept_choice(const Location& run, const RunCheck& check, Group& group) {
   static constexpr const char* kOperation = "looking for snapshots in memory";
-  const auto hosts = from_message<PartsByHost>(
-      confer(group, kOperation,
-             conference_of([&] { return host_parts(run, group.rank()); }, join_parts,
-                           std::identity())));
+  const auto hosts = from_message<PartsByHost>(confer(
+      group, kOperation,
+      conference_of([&] { return host_parts(run, group.rank()); }, join_parts, std::identity())));
   auto saves = seen_saves(hosts, name_of_run(run));
   std::erase_if(saves, [&](const SeenSave& save) { return !is_in_reach(save, hosts); });
   const std::string host = notice_host();
@@ -243,8 +242,8 @@ KeptChoice kept_choice(const Location& run, const RunCheck& check, Group& group)
     return where;
   };
   const auto is_same = [&group](const Location& stored, const SeenSave& save) {
-    return from_message<bool>(group.spread(
-        group.rank() == 0 ? to_message(is_save_at(stored, save)) : Bytes()));
+    return from_message<bool>(
+        group.spread(group.rank() == 0 ? to_message(is_save_at(stored, save)) : Bytes()));
   };
   return {meeting_of(saves), [saves, look_at, is_same](const LatestCheckpoint& stored) {
             return newest_good(saves, stored, look_at, is_same);

@@ -17,23 +17,25 @@ struct KeptChoice {
   // Where the processes of the newest snapshot meet while they write it (under_way.h): nobody has
   // to wait for them. Empty: there is none.
   std::string meeting;
-  // The newest whose bytes are good and which is newer than what is stored, or that very save; none:
-  // there is none. What is torn is passed over, with a warning. Collective, where the choice is.
+  // The newest whose bytes are good and which is newer than what is stored, or that very save;
+  // none: there is none. What is torn is passed over, with a warning. Collective, where the choice
+  // is.
   std::function<LatestCheckpoint(const LatestCheckpoint& stored)> look;
 };
 
-// Of snapshots of the run of which this host has all ranks' parts. Their places are URLs of `arena`.
+// Of snapshots of the run of which this host has all ranks' parts. Their places are URLs of
+// `arena`.
 [[nodiscard]] KeptChoice kept_choice(const Location& run, const RunCheck& check);
-// Of those of which the hosts of the ranks together have all parts. A rank whose host lacks some has
-// a Store as its place, which reads those from other hosts. Collective.
+// Of those of which the hosts of the ranks together have all parts. A rank whose host lacks some
+// has a Store as its place, which reads those from other hosts. Collective.
 [[nodiscard]] KeptChoice kept_choice(const Location& run, const RunCheck& check, Group& group);
 
 // What a training goes on from. The log says so where that is in memory. `stored` looks at what is
 // stored, and throws where all of that is damaged or left, which a snapshot makes up for; `await`
 // waits for saves that are under way, but those of a meeting.
-[[nodiscard]] LatestCheckpoint newest_of(
-    const KeptChoice& kept, const std::function<LatestCheckpoint()>& stored,
-    const std::function<void(const std::string& but)>& await);
+[[nodiscard]] LatestCheckpoint newest_of(const KeptChoice& kept,
+                                         const std::function<LatestCheckpoint()>& stored,
+                                         const std::function<void(const std::string& but)>& await);
 
 // The meeting of the newest one of this host; empty: there is none.
 [[nodiscard]] std::string kept_meeting(const Location& run);

@@ -108,7 +108,8 @@ LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
   const auto await = [&](const std::string& but) {
     await_saves(run, Looks::at_run, check.stop, but);
   };
-  return newest_of(kept_choice(run, check), [&] { return latest_stored(run, check); }, await);
+  return newest_of(
+      kept_choice(run, check), [&] { return latest_stored(run, check); }, await);
 }
 
 LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check, Group& group) {
@@ -117,8 +118,8 @@ LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check, G
   const auto await = [&](const std::string& but) {
     await_saves(run, Looks::at_run, check.stop, but);
   };
-  return newest_of(kept_choice(run, check, group),
-                   [&] { return latest_stored(run, check, group); }, await);
+  return newest_of(
+      kept_choice(run, check, group), [&] { return latest_stored(run, check, group); }, await);
 }
 
 // What a run keeps of its checkpoints.

@@ -52,8 +52,7 @@ class KeptSource final : public ByteSource {
 
 class ArenaStore final : public Store {
  public:
-  explicit ArenaStore(const KeptPart& any)
-      : name_("arena://" + save_place(any)) {}
+  explicit ArenaStore(const KeptPart& any) : name_("arena://" + save_place(any)) {}
 
   // From the host that has it.
   void take_remote(const KeptPart& part) {
@@ -169,7 +168,8 @@ std::vector<KeptSave> whole_saves(const std::vector<KeptPart>& parts) {
   }
   std::ranges::sort(whole, std::greater<>(), [](const KeptSave& save) {
     std::uint64_t made = 0;
-    for (const auto& [rank, parts_of_rank] : save) made = std::max(made, parts_of_rank.front().made);
+    for (const auto& [rank, parts_of_rank] : save)
+      made = std::max(made, parts_of_rank.front().made);
     return made;
   });
   return whole;
@@ -209,7 +209,8 @@ void require_digests(const Store& store, const ArenaNames& names, int threads) {
   if (threads == 0) return;
   parallel_for(threads, static_cast<std::size_t>(blocks), [&](std::size_t block) {
     const std::uint64_t begin = block * kDigestBlock;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(std::min(kDigestBlock, arena->size() - begin)));
+    std::vector<std::byte> bytes(
+        static_cast<std::size_t>(std::min(kDigestBlock, arena->size() - begin)));
     arena->read_at(begin, bytes);
     if (digest64(bytes) != expected[block + 1]) refuse_bytes(*arena);
   });
@@ -243,11 +244,11 @@ std::shared_ptr<Store> arena_store(const std::string& place) {
       throw Error(ErrorCode::not_found, "no process on this host keeps a snapshot of that place")
           .at_path(name);
     }
-    throw Error(ErrorCode::incomplete,
-                is_moving ? "the next snapshot is being written over the last one"
-                          : "of " + std::to_string(parts.front().size) +
-                                " ranks this host keeps a part of " + std::to_string(parts.size()) +
-                                " alone")
+    throw Error(ErrorCode::incomplete, is_moving
+                                           ? "the next snapshot is being written over the last one"
+                                           : "of " + std::to_string(parts.front().size) +
+                                                 " ranks this host keeps a part of " +
+                                                 std::to_string(parts.size()) + " alone")
         .at_path(name);
   }
 }

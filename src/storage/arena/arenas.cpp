@@ -34,8 +34,8 @@ constexpr const char* kMemoryName = "a snapshot in memory";
 
 std::uint64_t count_at(const Fd& memory, std::uint64_t at, const std::string& name) {
   std::uint64_t count = 0;
-  const ssize_t got =
-      transferred([&] { return ::pread(memory.get(), &count, sizeof count, static_cast<off_t>(at)); });
+  const ssize_t got = transferred(
+      [&] { return ::pread(memory.get(), &count, sizeof count, static_cast<off_t>(at)); });
   if (got != sizeof count) throw_errno(got < 0 ? errno : EIO, "pread", name);
   return count;
 }
@@ -146,8 +146,7 @@ bool begin_overwriting(const Fd& memory, std::uint64_t bytes) {
   if (::flock(memory.get(), LOCK_EX | LOCK_NB) != 0) return false;
   const std::uint64_t count = overwrites_of(memory, bytes) + 1;
   const auto at = static_cast<off_t>(count_place(bytes));
-  const ssize_t put =
-      transferred([&] { return ::pwrite(memory.get(), &count, sizeof count, at); });
+  const ssize_t put = transferred([&] { return ::pwrite(memory.get(), &count, sizeof count, at); });
   const int failure = put < 0 ? errno : EIO;
   (void)::flock(memory.get(), LOCK_UN);
   if (put != sizeof count) throw_errno(failure, "pwrite", kMemoryName);

@@ -23,7 +23,7 @@ namespace tessera {
 // Memory that one snapshot after another is written to: behind its bytes is a count, which whoever
 // writes raises before. A reader has a shared lock (flock) on the memory, and what it has seen the
 // count to be stays so while it has that.
-inline constexpr std::uint64_t kCountBytes = 4096;  // that it has for itself, at the end
+inline constexpr std::uint64_t kCountBytes = 4096;             // that it has for itself, at the end
 [[nodiscard]] std::uint64_t count_place(std::uint64_t bytes);  // where in the memory it is
 // Raises the count of memory for so many bytes. False: somebody reads. Throws `io`.
 [[nodiscard]] bool begin_overwriting(const Fd& memory, std::uint64_t bytes);
@@ -53,14 +53,14 @@ struct KeptPart {
   std::string writer;        // who saves, the same on all ranks
   std::uint64_t number = 0;  // of the save, by that writer
   int rank = 0, size = 1;
-  std::uint64_t made = 0;            // when, in nanoseconds since the host started
-  std::string run_mark;              // run_mark() of the place then
-  bool is_step = false;              // its kind is one that runs go on from
-  std::uint64_t stored = 0;          // the digest of its marker, of rank 0; 0: not stored yet
-  std::string trainer;  // as same_host::to_text() has it; empty: not known; kEnded
-  std::string peer;                  // where other hosts read it (peer.h); empty: nowhere
-  same_host::ProcessId process{};    // that keeps it
-  std::uint64_t notice = 0;          // of those of that process
+  std::uint64_t made = 0;                // when, in nanoseconds since the host started
+  std::string run_mark;                  // run_mark() of the place then
+  bool is_step = false;                  // its kind is one that runs go on from
+  std::uint64_t stored = 0;              // the digest of its marker, of rank 0; 0: not stored yet
+  std::string trainer;                   // as same_host::to_text() has it; empty: not known; kEnded
+  std::string peer;                      // where other hosts read it (peer.h); empty: nowhere
+  same_host::ProcessId process{};        // that keeps it
+  std::uint64_t notice = 0;              // of those of that process
   std::vector<KeptObject> objects = {};  // none: the next snapshot is being written over it
 };
 
@@ -146,8 +146,8 @@ struct SeenPart {
 // The store of these, a part of each rank of one save. Throws `not_found` for one that is not there
 // any more, and for those of other hosts what RemoteArena throws.
 [[nodiscard]] std::shared_ptr<Store> arena_store(const std::vector<SeenPart>& parts);
-// Compares the tree of a part of this host with its digest, and with `threads` that are not 0 all of
-// its tensors, too. Throws `corrupt`, `not_found` for one that is not there any more or is being
+// Compares the tree of a part of this host with its digest, and with `threads` that are not 0 all
+// of its tensors, too. Throws `corrupt`, `not_found` for one that is not there any more or is being
 // written over, and `cancelled`.
 void require_intact(const KeptPart& part, int threads, const std::stop_token& stop);
 
