@@ -94,7 +94,8 @@ TEST(Weights, FollowsATrainingInMemory) {
     const int number = sum / 5;
     EXPECT_EQ(sum, number * 5);
     lines >> name >> shape >> columns >> sum;
-    EXPECT_EQ(name + shape + columns, "model.w[4,4]");
+    name.append(shape).append(columns);
+    EXPECT_EQ(name, "model.w[4,4]");
     EXPECT_EQ(sum, number * 16);
   }
   EXPECT_EQ(seen, 3);

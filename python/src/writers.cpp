@@ -186,7 +186,7 @@ class Writer {
     });
   }
   ~Writer() {
-    if (writer_ && end_.process == ::getpid()) leave(std::move(writer_));
+    if (writer_ && end_.process == ::getpid()) end_apart(std::move(writer_));
   }
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -223,7 +223,7 @@ class Writer {
     if (Errands::is_on()) {  // which its thread waits for
       std::erase_if(ends_left(), [](const End& end) { return end.is_over(); });
       ends_left().push_back(end_);
-      leave(std::move(writer));
+      end_apart(std::move(writer));
       return;
     }
     run_job(nb::none(), [&](Job& job) {
@@ -251,7 +251,7 @@ class Writer {
     });
   }
 
-  static void leave(std::shared_ptr<CheckpointWriter> writer) {
+  static void end_apart(std::shared_ptr<CheckpointWriter> writer) {
     std::thread([writer = std::move(writer)]() mutable { writer.reset(); }).detach();
   }
 

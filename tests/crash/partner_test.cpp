@@ -88,7 +88,7 @@ class Partners : public ::testing::Test {
       for (int host = 0; host < 4; ++host) count += kept_on(host).size();
       return count;
     };
-    while (parts() < static_cast<std::size_t>(2 * ranks)) std::this_thread::sleep_for(5ms);
+    while (parts() < 2 * static_cast<std::size_t>(ranks)) std::this_thread::sleep_for(5ms);
     for (const auto& trainer : trainers) ::kill(trainer.process, SIGKILL);
     for (const auto& trainer : trainers) ::waitpid(trainer.process, nullptr, 0);
   }

@@ -1,5 +1,5 @@
 // Trainers whose writer processes keep their last snapshot die, and others start again.
-//   restarts COMMAND DIRECTORY RUNS SEED
+//   restarts COMMAND DIRECTORY RUNS SEED [HOSTS]
 // COMMAND is `tessera`. One run directory is trained on in RUNS lives of 1 to 4 ranks, each of
 // another number than the one before. A life looks for the latest checkpoint, loads it, makes
 // writers and saves one to three steps; it dies at the last of them, at a random moment while that
@@ -8,6 +8,10 @@
 //   rank      one trainer, and the others up to 0.3 s later
 //   writer    the process of one rank, and all trainers up to 0.3 s later
 //   both      all trainers and one process or all, one after the other or at once
+// With HOSTS 2 ranks are on two hosts in turns, which are directories of notices here, and partners
+// have copies. Then there are lives of 2 to 4 ranks, and there die, too
+//   host      all trainers and processes of one host, and all others up to 0.3 s later
+//   stopped   one process is stopped for up to 2 s, before all trainers and it are killed
 // The next life has to find the newest step that all ranks had staged, on a disk or in memory (if
 // processes have died, no older one than was decided); in memory if all processes live that have
 // it. All that it loads is compared by digests. Once it has saved, no process of an earlier life
@@ -62,9 +66,9 @@ constexpr int kMostSaves = 3;
 constexpr milliseconds kSilence{1000};
 constexpr std::chrono::seconds kLimit{40};
 
-enum class How { trainers, rank, writer, both, well };
-constexpr const char* kHows[] = {"trainers", "rank", "writer", "both", "well"};
-constexpr int kWays = 4;  // to die
+enum class How { trainers, rank, writer, both, host, stopped, well };
+constexpr const char* kHows[] = {"trainers", "rank", "writer", "both", "host", "stopped", "well"};
+constexpr int kWays[] = {4, 6};  // to die, on one host and on two
 enum class Moment { staging, writing, after };
 constexpr const char* kMoments[] = {"staging", "writing", "after"};
 
@@ -88,7 +92,8 @@ struct Expected {
 };
 
 struct Life {
-  std::string command, run, arenas;
+  std::string command, run;
+  std::vector<std::string> arenas = {};  // of each host
   How how = How::trainers;
   Moment moment = Moment::after;
   int ranks = 1;
@@ -187,7 +192,7 @@ int start(const Life& life, Group& group) {
 pid_t process_of_notice(const fs::path& notice) {
   std::ifstream text(notice);
   std::string line;
-  for (int i = 0; i < 4; ++i) std::getline(text, line);
+  for (int i = 0; i < 6; ++i) std::getline(text, line);
   return text ? same_host::process_from_text(line).pid : 0;  // 0: it is gone, or half written
 }
 
@@ -196,12 +201,14 @@ std::string left_of_earlier(const Life& life) {
   const auto is_own = [](pid_t process) {
     return std::ranges::any_of(board->writers, [&](const auto& own) { return own == process; });
   };
-  for (const pid_t process : testing::writers_with_arenas_in(life.arenas))
-    if (!is_own(process)) return "the process " + std::to_string(process);
-  std::error_code none;
-  for (const auto& notice : fs::directory_iterator(life.arenas, none)) {
-    const pid_t process = process_of_notice(notice.path());
-    if (process != 0 && !is_own(process)) return "the notice " + notice.path().string();
+  for (const std::string& arenas : life.arenas) {
+    for (const pid_t process : testing::writers_with_arenas_in(arenas))
+      if (!is_own(process)) return "the process " + std::to_string(process);
+    std::error_code none;
+    for (const auto& notice : fs::directory_iterator(arenas, none)) {
+      const pid_t process = process_of_notice(notice.path());
+      if (process != 0 && !is_own(process)) return "the notice " + notice.path().string();
+    }
   }
   return "";
 }
@@ -238,8 +245,13 @@ bool save_one(const Life& life, CheckpointWriter& writer, int number, int rank) 
   return !failure;
 }
 
+std::size_t host_of(const Life& life, int rank) {
+  return static_cast<std::size_t>(rank) % life.arenas.size();
+}
+
 int train(const Life& life, Group& group, int rank) {
   try {
+    ::setenv("TESSERA_ARENA_DIR", life.arenas[host_of(life, rank)].c_str(), 1);
     const int first = start(life, group);
     board->first = first;
     WriterOptions options;
@@ -249,6 +261,7 @@ int train(const Life& life, Group& group, int rank) {
     options.keep = std::chrono::seconds(120);
     options.idle = false;
     options.rate = life.rate;
+    options.partner = life.arenas.size() > 1 ? 1 : 0;
     const std::shared_ptr<Group> own(&group, [](Group*) {});
     CheckpointWriter writer(own, options);
     board->writers[rank] = testing::only_child();
@@ -305,6 +318,19 @@ void kill_in(const Life& life, const std::vector<testing::Child>& ranks,
   } else if (life.how == How::writer) {
     kill_writers(false);
     sleep_below(below, milliseconds(300));
+  } else if (life.how == How::host) {
+    for (int rank = 0; rank < life.ranks; ++rank) {
+      if (host_of(life, rank) != host_of(life, life.victim)) continue;
+      ::kill(ranks[static_cast<std::size_t>(rank)].process, SIGKILL);
+      if (board->writers[rank] > 0) ::kill(board->writers[rank], SIGKILL);
+    }
+    sleep_below(below, milliseconds(300));
+  } else if (life.how == How::stopped) {
+    const pid_t writer = board->writers[life.victim];
+    if (writer > 0) ::kill(writer, SIGSTOP);
+    sleep_below(below, milliseconds(2000));
+    kill_trainers();
+    kill_writers(false);
   } else if (life.how == How::both) {
     const bool all = below(2) == 0;
     if (is_trainer_first) kill_trainers();
@@ -317,7 +343,7 @@ void kill_in(const Life& life, const std::vector<testing::Child>& ranks,
 // What a life has to find behind this one.
 Expected left_by(const Life& life) {
   const int first = board->first, last = life.saves - 1;
-  const bool has_lost_writers = life.how == How::writer || life.how == How::both;
+  const bool has_lost_writers = life.how != How::trainers && life.how != How::rank;
   Expected next{first, first, life.expected.in_memory && !has_lost_writers};
   for (int number = 0; number < life.saves; ++number) {
     const int step = first + 1 + number;
@@ -366,17 +392,20 @@ std::string name_of(const Life& life, int before) {
 // The lives of one run, one after the other.
 class Lives {
  public:
-  Lives(const std::string& command, const std::string& directory)
-      : command_(command), run_(directory + "/run"), arenas_(directory + "/arenas") {
+  Lives(const std::string& command, const std::string& directory, int hosts)
+      : command_(command), run_(directory + "/run") {
     fs::remove_all(directory);
     fs::create_directories(run_);
-    ::setenv("TESSERA_ARENA_DIR", arenas_.c_str(), 1);
+    for (int host = 0; host < hosts; ++host)
+      arenas_.push_back(directory + "/arenas" + std::to_string(host));
+    ::setenv("TESSERA_ARENA_IFNAME", "lo", 1);
   }
 
   testing::Outcome next(const testing::Below& below) {
     Life life = drawn(below);
-    life.how = static_cast<How>(number_ % kWays);
-    life.moment = static_cast<Moment>(number_ / kWays % 3);
+    const int ways = kWays[arenas_.size() - 1];
+    life.how = static_cast<How>(number_ % ways);
+    life.moment = static_cast<Moment>(number_ / ways % 3);
     ++number_;
     return lived(life, below);
   }
@@ -392,10 +421,12 @@ class Lives {
       outcome.wrong = " " + left_of_earlier(life) + " is left in the end";
     if (!outcome.wrong.empty()) std::printf("%s:%s\n", outcome.run.c_str(), outcome.wrong.c_str());
     std::printf(
-        "%d started from memory, %d from a disk; %d had ended while they staged, %d while they "
+        "%d started from memory (%d behind a host that was lost), %d from a disk; %d had ended "
+        "while they staged, %d while they "
         "wrote\n",
-        from_memory_, from_disk_, ended_staging_, ended_writing_);
-    for (const pid_t process : testing::writers_with_arenas_in(arenas_)) ::kill(process, SIGKILL);
+        from_memory_, behind_lost_host_, from_disk_, ended_staging_, ended_writing_);
+    for (const std::string& arenas : arenas_)
+      for (const pid_t process : testing::writers_with_arenas_in(arenas)) ::kill(process, SIGKILL);
     fs::remove_all(fs::path(run_).parent_path());
     return outcome.wrong.empty() ? 0 : 1;
   }
@@ -403,7 +434,8 @@ class Lives {
  private:
   Life drawn(const testing::Below& below) {
     Life life{.command = command_, .run = run_, .arenas = arenas_, .expected = expected_};
-    life.ranks = 1 + below(kMostRanks - 1);
+    const int least = static_cast<int>(arenas_.size());
+    life.ranks = least + below(kMostRanks - least);
     if (life.ranks >= ranks_) ++life.ranks;  // another number than before
     life.victim = below(life.ranks);
     life.saves = 1 + below(kMostSaves);
@@ -415,6 +447,8 @@ class Lives {
     testing::Outcome outcome{name_of(life, ranks_), live(life, below)};
     ranks_ = life.ranks;
     if (board->first > 0) ++(board->from_memory ? from_memory_ : from_disk_);
+    if (board->first > 0 && board->from_memory && before_ == How::host) ++behind_lost_host_;
+    before_ = life.how;
     const int last = life.saves - 1;
     if (board->begun[last] > 0 && board->staged[last] < life.ranks) ++ended_staging_;
     if (board->staged[last] == life.ranks && board->complete[last] == 0) ++ended_writing_;
@@ -424,9 +458,11 @@ class Lives {
     return outcome;
   }
 
-  const std::string command_, run_, arenas_;
+  const std::string command_, run_;
+  std::vector<std::string> arenas_;  // of each host
   int number_ = 0, ranks_ = kMostRanks;
-  int from_memory_ = 0, from_disk_ = 0;
+  int from_memory_ = 0, from_disk_ = 0, behind_lost_host_ = 0;
+  How before_ = How::well;
   int ended_staging_ = 0, ended_writing_ = 0;
   Expected expected_;
 };
@@ -434,9 +470,10 @@ class Lives {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  const int hosts = argc == 6 ? std::atoi(argv[5]) : 1;
+  if (argc < 5 || argc > 6 || hosts < 1 || hosts > 2) return 2;
   board = testing::shared_by_processes<Board>();
-  Lives lives(argv[1], argv[2]);
+  Lives lives(argv[1], argv[2], hosts);
   const int wrong = testing::repeat(std::atoi(argv[3]), static_cast<unsigned>(std::atoi(argv[4])),
                                     [&](const testing::Below& below) { return lives.next(below); });
   return wrong + lives.finish() > 0 ? 1 : 0;

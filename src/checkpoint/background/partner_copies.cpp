@@ -201,7 +201,7 @@ std::vector<PartnerPlace> choose_partners(Group& group, const std::function<Peer
   return owners;
 }
 
-PartnerCopies::PartnerCopies(const std::vector<PartnerPlace>& owners, std::string trainer,
+PartnerCopies::PartnerCopies(const std::vector<PartnerPlace>& owners, const std::string& trainer,
                              milliseconds silence) {
   for (const PartnerPlace& owner : owners) {
     const auto copier = std::make_shared<Copier>(owner, trainer, silence);

@@ -62,7 +62,7 @@ auto fields(FieldsOf<PartnerPlace> auto& place) {
 class PartnerCopies {
  public:
   // `trainer`: whose death ends it, as same_host::to_text() has it.
-  PartnerCopies(const std::vector<PartnerPlace>& owners, std::string trainer,
+  PartnerCopies(const std::vector<PartnerPlace>& owners, const std::string& trainer,
                 std::chrono::milliseconds silence);
 
  private:

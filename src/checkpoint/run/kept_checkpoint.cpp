@@ -76,9 +76,9 @@ PartsByHost host_parts(const Location& run, int rank) {
 }
 
 // Ranks of one host see the same, or nearly.
-void join_parts(PartsByHost& all, PartsByHost more) {
-  for (auto& [host, parts] : more) {
-    const auto [at, is_first] = all.try_emplace(host, std::move(parts));
+void join_parts(PartsByHost& all, const PartsByHost& more) {
+  for (const auto& [host, parts] : more) {
+    const auto [at, is_first] = all.try_emplace(host, parts);
     if (is_first) continue;
     at->second.ranks.insert(at->second.ranks.end(), parts.ranks.begin(), parts.ranks.end());
     std::ranges::sort(at->second.ranks);

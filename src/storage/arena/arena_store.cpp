@@ -56,7 +56,8 @@ class ArenaStore final : public Store {
 
   // From the host that has it.
   void take_remote(const KeptPart& part) {
-    const auto remote = std::make_shared<RemoteArena>(peer_address_from_text(part.peer));
+    constexpr std::chrono::seconds kSilence{10};  // the others wait meanwhile
+    const auto remote = std::make_shared<RemoteArena>(peer_address_from_text(part.peer), kSilence);
     const KeptPart served = remote->next_part("", 0).value_or(KeptPart());
     if (save_place(served) != save_place(part) || served.rank != part.rank) {
       throw Error(ErrorCode::not_found, "another host has it in memory no more")
