@@ -115,9 +115,7 @@ WriterProcess::~WriterProcess() {
   }
   if (!is_left_) (void)failure_of([this] { send({FrameKind::end, 0, {}, {}}); });
   channel_->end_sending();
-  if (is_left_) {
-    channel_->end();
-  } else {
+  if (!is_left_) {
     std::unique_lock lock(mutex_);
     Silence silence(silence_);
     const auto has_ended = [this] { return ended_.has_value(); };
@@ -192,6 +190,19 @@ void WriterProcess::send(const Frame& frame) {
     ::kill(id_, SIGKILL);
     throw;
   }
+}
+
+void WriterProcess::leave() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    is_left_ = true;
+    if (!ended_) {
+      ended_ = "the trainer has failed, and leaves what is under way to the writer process " +
+               std::to_string(id_);
+    }
+    changed_.notify_all();
+  }
+  channel_->end();
 }
 
 PeerPlace WriterProcess::peer_place() {

@@ -80,9 +80,9 @@ class WriterProcess {
   [[nodiscard]] PeerPlace peer_place();
   // Whose snapshots the process is to copy.
   void copy_from(const std::vector<PartnerPlace>& owners);
-  // The trainer has failed: the process keeps its snapshot although nobody killed the trainer. It
-  // is not waited for any more.
-  void leave() noexcept { is_left_ = true; }
+  // The trainer has failed: the process goes on as if somebody had killed it, with what it saves
+  // and keeps. It is not waited for any more; result() is `io`.
+  void leave() noexcept;
   // Throws `io` if the process has ended.
   void require_alive() const;
   [[nodiscard]] pid_t id() const noexcept { return id_; }

@@ -49,8 +49,8 @@ std::vector<KeptPart> own_parts(const Location& run) {
   const std::string name = name_of_run(run);
   if (name.empty()) return found;
   for (KeptPart& part : kept_parts()) {
-    if (part.is_step && step_of(part.place, name) && part.run_mark == run_mark(part.place) &&
-        !has_trainer(part))
+    if (part.is_step && !is_remote(part) && step_of(part.place, name) &&
+        part.run_mark == run_mark(part.place) && !has_trainer(part))
       found.push_back(std::move(part));
   }
   return found;
@@ -122,16 +122,20 @@ std::vector<SeenSave> seen_saves(const PartsByHost& hosts, const std::string& ru
 
 // Where this host has each rank's part from: here, if it is, or else where others may read it.
 // Empty: of some rank nowhere.
+struct SeenPart {
+  KeptPart part;
+  bool is_elsewhere = false;
+};
 std::vector<SeenPart> parts_for(const SeenSave& save, const std::string& host) {
   std::vector<SeenPart> parts;
   for (const auto& [rank, places] : save.ranks) {
     const auto is_here = [&](const auto& place) { return place.first == host; };
     const auto is_open = [](const auto& place) { return !place.second.peer.empty(); };
     auto found = std::ranges::find_if(places, is_here);
-    const bool is_remote = found == places.end();
-    if (is_remote) found = std::ranges::find_if(places, is_open);
+    const bool is_elsewhere = found == places.end();
+    if (is_elsewhere) found = std::ranges::find_if(places, is_open);
     if (found == places.end()) return {};
-    parts.push_back({found->second, is_remote});
+    parts.push_back({found->second, is_elsewhere});
   }
   return parts;
 }
@@ -156,9 +160,10 @@ std::vector<KeptPart> share_of(const SeenSave& save, const std::string& host,
   return share;
 }
 
-// Where ranks of this host find it.
+// Where ranks of this host find it, the same on all hosts.
 Location place_for(const std::vector<SeenPart>& parts) {
-  if (std::ranges::any_of(parts, &SeenPart::is_remote)) return Location(arena_store(parts));
+  for (const auto& [part, is_elsewhere] : parts)
+    if (is_elsewhere) note_remote(part);
   return Location("arena://" + save_place(parts.front().part));
 }
 

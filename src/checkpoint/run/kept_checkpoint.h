@@ -26,8 +26,8 @@ struct KeptChoice {
 // Of snapshots of the run of which this host has all ranks' parts. Their places are URLs of
 // `arena`.
 [[nodiscard]] KeptChoice kept_choice(const Location& run, const RunCheck& check);
-// Of those of which the hosts of the ranks together have all parts. A rank whose host lacks some
-// has a Store as its place, which reads those from other hosts. Collective.
+// Of those of which the hosts of the ranks together have all parts: a host that lacks some reads
+// those from others. Collective.
 [[nodiscard]] KeptChoice kept_choice(const Location& run, const RunCheck& check, Group& group);
 
 // What a training goes on from. The log says so where that is in memory. `stored` looks at what is

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <span>
 #include <thread>
 #include <utility>
@@ -54,17 +55,15 @@ class ArenaStore final : public Store {
  public:
   explicit ArenaStore(const KeptPart& any) : name_("arena://" + save_place(any)) {}
 
-  // From the host that has it.
-  void take_remote(const KeptPart& part) {
+  // From the host that has it. False: it has it no more. Throws what RemoteArena throws.
+  [[nodiscard]] bool take_remote(const KeptPart& part) {
     constexpr std::chrono::seconds kSilence{10};  // the others wait meanwhile
     const auto remote = std::make_shared<RemoteArena>(peer_address_from_text(part.peer), kSilence);
     const KeptPart served = remote->next_part("", 0).value_or(KeptPart());
-    if (save_place(served) != save_place(part) || served.rank != part.rank) {
-      throw Error(ErrorCode::not_found, "another host has it in memory no more")
-          .at_path(name_ + " on " + remote->name());
-    }
+    if (save_place(served) != save_place(part) || served.rank != part.rank) return false;
     for (const KeptObject& object : served.objects)
       remote_.insert_or_assign(object.name, RemoteObject{remote, served, object.bytes});
+    return true;
   }
   // False: the memory is not there any more, or holds something else.
   [[nodiscard]] bool take(KeptPart part) {
@@ -180,7 +179,9 @@ std::vector<KeptSave> whole_saves(const std::vector<KeptPart>& parts) {
 std::shared_ptr<ArenaStore> opened(const KeptSave& save) {
   const auto store = std::make_shared<ArenaStore>(save.begin()->second.front());
   for (const auto& [rank, parts] : save) {
-    const auto take = [&](const KeptPart& part) { return store->take(part); };
+    const auto take = [&](const KeptPart& part) {
+      return is_remote(part) ? store->take_remote(part) : store->take(part);
+    };
     if (std::ranges::none_of(parts, take)) return nullptr;
   }
   return store;
@@ -254,17 +255,20 @@ std::shared_ptr<Store> arena_store(const std::string& place) {
   }
 }
 
-std::shared_ptr<Store> arena_store(const std::vector<SeenPart>& parts) {
-  const auto store = std::make_shared<ArenaStore>(parts.at(0).part);
-  for (const auto& [part, is_remote] : parts) {
-    if (is_remote) {
-      store->take_remote(part);
-    } else if (!store->take(part)) {
-      throw Error(ErrorCode::not_found, "the process that kept this in memory has given it back")
-          .at_path(store->name());
-    }
-  }
-  return store;
+bool is_remote(const KeptPart& part) noexcept {
+  return !part.objects.empty() && part.objects.front().fd < 0;
+}
+
+void note_remote(const KeptPart& part) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, std::unique_ptr<KeptNotice>> notices;
+  KeptPart noted = part;
+  noted.trainer = kEnded;
+  noted.run_mark = run_mark(part.place);
+  for (KeptObject& object : noted.objects) object.fd = -1;
+  const std::lock_guard lock(mutex);
+  auto& notice = notices[{save_place(part), part.rank}];
+  if (!notice || !notice->is_wanted()) notice = std::make_unique<KeptNotice>(std::move(noted));
 }
 
 void require_intact(const KeptPart& part, int threads, const std::stop_token& stop) {

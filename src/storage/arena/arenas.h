@@ -138,14 +138,11 @@ void forget(const std::vector<KeptPart>& parts);
 // `incomplete` if parts of ranks are not here.
 [[nodiscard]] std::shared_ptr<Store> arena_store(const std::string& place);
 
-// A part, and whether it is read from the host that has it.
-struct SeenPart {
-  KeptPart part;
-  bool is_remote = false;
-};
-// The store of these, a part of each rank of one save. Throws `not_found` for one that is not there
-// any more, and for those of other hosts what RemoteArena throws.
-[[nodiscard]] std::shared_ptr<Store> arena_store(const std::vector<SeenPart>& parts);
+// From now on arena_store() on this host has that part of another host from there, until this
+// process ends or somebody forgets it. Throws what KeptNotice throws.
+void note_remote(const KeptPart& part);
+[[nodiscard]] bool is_remote(const KeptPart& part) noexcept;
+
 // Compares the tree of a part of this host with its digest, and with `threads` that are not 0 all
 // of its tensors, too. Throws `corrupt`, `not_found` for one that is not there any more or is being
 // written over, and `cancelled`.
