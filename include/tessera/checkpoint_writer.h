@@ -137,9 +137,9 @@ struct WriterOptions {
   // Others on this host may load the last save from memory: as `arena://` and its place, or that of
   // the run, it is a checkpoint of kind `arena`, once all ranks have staged, whether it is on a
   // disk yet or not. A process whose trainer has died, or ends its writer by an exception, keeps it
-  // for so long; 0: nobody may. It goes earlier when a new writer has staged a save into the same
-  // run. While somebody reads it, a save takes other memory, as much again. Of the memory nobody
-  // else has a name, and other users cannot open it.
+  // for so long; 0: nobody may. It goes earlier when a new writer has completed a save into the
+  // same run. While somebody reads it, a save takes other memory, as much again. Of the memory
+  // nobody else has a name, and other users cannot open it.
   std::chrono::milliseconds keep = std::chrono::milliseconds(0);
   // With `keep` and 1: the process of a rank on another host has a copy of this rank's last save,
   // for when this host is lost. It comes in the background by the network of TESSERA_ARENA_IFNAME,

@@ -345,6 +345,70 @@ TEST_F(Arenas, APlaceIsThatOfItsPath) {
             ErrorCode::not_found);
 }
 
+// One that holds an older save sends nobody back, and keeps nothing for a restart.
+TEST_F(Arenas, WhatAReaderHoldsIsForWhoAsksForIt) {
+  fs::create_directories(run());
+  std::shared_ptr<Store> held;
+  {
+    CheckpointWriter writer(keeping());
+    writer.save(testing::training_state(0, 1, 1), place(1)).result();
+    held = arena_store(run());
+    writer.save(testing::training_state(0, 1, 2), place(2)).result();
+    EXPECT_EQ(testing::loaded_number("arena://" + run()), 2);
+    EXPECT_EQ(testing::loaded_number(held->name()), 1);
+  }
+  fs::remove_all(place(2));
+  EXPECT_EQ(latest_checkpoint(run()).found->where.path, place(1));
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open("arena://" + run()); }), ErrorCode::not_found);
+}
+
+// A trainer that fails while its save is under way leaves that to its process, at once.
+TEST_F(Arenas, ATrainerThatFailsLeavesWhatIsUnderWay) {
+  auto trainers = testing::fork_group(2, {.silence = 5s}, 30s, [&](Group& group, int rank) {
+    try {
+      CheckpointWriter writer(owned(group), keeping());
+      writer.save(testing::training_state(rank, 2, 1), place(1)).result();
+      const auto pending = writer.save(testing::training_state(rank, 2, 2), place(2));
+      if (!pending.staged()) return 1;
+      throw Error(ErrorCode::peer_failed, "a rank is lost");
+    } catch (const Error&) {
+      return 0;
+    }
+  });
+  for (const auto& trainer : trainers) {
+    int status = 1;
+    ::waitpid(trainer.process, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  const auto latest = latest_checkpoint(run());
+  ASSERT_TRUE(latest.found);
+  EXPECT_EQ(latest.found->step, 2);
+  const auto is_meeting = [](const auto& entry) {
+    return entry.path().filename().string().starts_with(".tessera-writer-");
+  };
+  const auto meets = [&] { return std::ranges::any_of(fs::directory_iterator(run()), is_meeting); };
+  while (!testing::is_checkpoint_at(place(2)) || meets()) std::this_thread::sleep_for(5ms);
+}
+
+// What could not be written is in memory alone: the end of the training does not wait for that.
+TEST_F(Arenas, AfterASaveThatFailedTheSnapshotStays) {
+  WriterOptions options = keeping();
+  options.silence = 20s;
+  options.rate = 1;  // bytes a second
+  {
+    CheckpointWriter writer(options);
+    std::stop_source stop;
+    SaveOptions how;
+    how.stop = stop.get_token();
+    const auto pending = writer.save(testing::training_state(0, 1, 2), place(2), how);
+    while (kept_parts().empty()) std::this_thread::sleep_for(2ms);
+    stop.request_stop();
+    EXPECT_EQ(code_of([&] { pending.result(); }), ErrorCode::cancelled);
+  }
+  EXPECT_THAT(kept_parts(), SizeIs(1));
+  EXPECT_EQ(testing::loaded_number("arena://" + place(2)), 2);
+}
+
 // What somebody has put where a process says what it keeps.
 TEST_F(Arenas, NoticesThatNobodyWroteAreNone) {
   train_and_die(1, {1});

@@ -180,6 +180,19 @@ TEST_F(Partners, CopiesAreOfTheLastSave) {
   }
 }
 
+// What a run has left is left on all its hosts.
+TEST_F(Partners, GoingOnFromAnEarlierStepForgetsOnAllHosts) {
+  train_and_die({0, 1}, 5);
+  auto trainers = testing::fork_group(2, {.silence = 5s}, 30s, [&](Group& group, int rank) {
+    go_to(rank);
+    go_on_from(run(), 4, group);
+    return 0;
+  });
+  for (const auto& trainer : trainers) ::waitpid(trainer.process, nullptr, 0);
+  for (const int host : {0, 1})
+    while (!kept_on(host).empty()) std::this_thread::sleep_for(5ms);
+}
+
 // A trainer that fails by an exception has died: who starts again needs what it saved.
 TEST_F(Partners, AnExceptionLeavesTheSnapshot) {
   auto trainers = testing::fork_group(2, {.silence = 5s}, 30s, [&](Group& group, int rank) {

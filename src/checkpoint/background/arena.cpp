@@ -41,8 +41,8 @@ void touch(std::byte* memory, std::uint64_t bytes, int threads) {
 }  // namespace
 
 Arena::Arena(std::uint64_t bytes, int threads, bool shared)
-    : is_fixed_(bytes > 0), is_shared_(shared), threads_(threads) {
-  if (is_fixed_) make(bytes);
+    : fixed_(bytes), is_shared_(shared), threads_(threads) {
+  if (fixed_ > 0) make(bytes);
 }
 
 std::uint64_t Arena::mapped_size(std::uint64_t bytes) const {
@@ -91,16 +91,16 @@ bool Arena::lock_pages(DeviceMemory& device) {
 }
 
 MutableByteView Arena::room(std::uint64_t bytes) {
-  if (bytes > size_ && is_fixed_) {
+  if (fixed_ > 0 && bytes > fixed_) {
     throw Error(ErrorCode::limit, "the save needs " + bytes_text(bytes) + " of an arena of " +
-                                      bytes_text(size_) + " (WriterOptions::bytes)");
+                                      bytes_text(fixed_) + " (WriterOptions::bytes)");
   }
   if (bytes > size_) {
     if (memory_) {
       log(LogLevel::info, "the arena of a CheckpointWriter grows from " + bytes_text(size_) +
                               " to " + bytes_text(bytes));
     }
-    make(bytes);
+    make(std::max(bytes, fixed_));
   }
   make_unread();
   used_ = bytes;

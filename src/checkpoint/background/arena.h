@@ -49,7 +49,8 @@ class Arena {
 
   [[nodiscard]] std::byte* map(std::uint64_t bytes);
 
-  const bool is_fixed_, is_shared_;
+  const std::uint64_t fixed_;  // the size for good; 0: there is none
+  const bool is_shared_;
   const int threads_;  // that touch it
   Fd fd_;
   std::uint64_t generation_ = 0;

@@ -31,6 +31,7 @@ enum class FrameKind : std::uint8_t {
   result,
   failure,
   address,  // where others read what it keeps; once, if it was asked to be a partner
+  stays,    // it goes on with what it keeps, and is not waited for
   sign,     // of life
   log,
 };

@@ -80,7 +80,7 @@ void forget_older(const WriterJob& job) {
 }
 
 KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptMemory memory)
-    : memory_(std::move(memory)) {
+    : memory_(std::move(memory)), overwrites_(job.overwrites) {
   const bool is_counted = memory_.fd != nullptr;
   if (!is_counted) memory_.fd = std::make_shared<const Fd>(memory_with({}));
   const ByteView arena = memory_.arena.first(static_cast<std::size_t>(is_counted ? job.used : 0));
@@ -112,6 +112,12 @@ KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptM
   if (is_counted && overwrites_of(*memory_.fd, memory_.arena.size()) != job.overwrites)
     throw Error(ErrorCode::conflict, "the trainer has begun the next one").at_path(part.place);
   notice_ = std::make_unique<KeptNotice>(std::move(part));
+}
+
+bool KeptSnapshot::is_there() const {
+  if (is_let_go_) return false;
+  const bool has_tensors = memory_.arena.data() != nullptr;
+  return !has_tensors || overwrites_of(*memory_.fd, memory_.arena.size()) == overwrites_;
 }
 
 void KeptSnapshot::let_go() {

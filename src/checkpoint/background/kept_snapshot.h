@@ -33,6 +33,8 @@ class KeptSnapshot {
   [[nodiscard]] const KeptPart& part() const noexcept { return notice_->part(); }
   // Whether it is there, and nobody has said that it is needed no more.
   [[nodiscard]] bool is_wanted() const { return !is_let_go_ && notice_->is_wanted(); }
+  // Whether nobody has begun to write over it.
+  [[nodiscard]] bool is_there() const;
   // The save is complete; rank 0 knows the digest of its marker.
   void note_stored(std::uint64_t marker) { notice_->note_stored(marker); }
   // Whoever starts again may go on from it, though the trainer's process may have become another
@@ -43,6 +45,7 @@ class KeptSnapshot {
 
  private:
   KeptMemory memory_;
+  std::uint64_t overwrites_ = 0;  // of the memory while the snapshot is there
   Fd tree_, digests_;
   bool is_let_go_ = false;
   std::unique_ptr<KeptNotice> notice_;

@@ -21,12 +21,11 @@
 #include "tessera/error.h"
 
 namespace tessera {
-namespace {
 
 using std::chrono::milliseconds;
 
 // One rank's snapshots, one after another.
-class Copier {
+class PartnerCopies::Copier {
  public:
   Copier(PartnerPlace owner, std::string trainer, milliseconds silence)
       : owner_(std::move(owner)),
@@ -43,29 +42,49 @@ class Copier {
     }
   }
 
+  void note_end_of_trainer() {
+    const std::lock_guard lock(mutex_);
+    is_ended_ = true;
+    if (notice_) (void)failure_of([this] { notice_->note_end_of_trainer(); });
+  }
+
  private:
+  static constexpr milliseconds kBetweenTries{100};
+
   void follow(const std::stop_token& stop) {
     const RemoteArena remote(peer_address_from_text(owner_.address), silence_, stop);
     while (const auto part = remote.next_part(writer_, number_, stop)) {
       writer_ = part->writer;
       number_ = part->number;
       server_.serve_nothing();  // it is written over now
-      notice_.reset();
+      take_back();
       const auto failure = failure_of([&] { copy(remote, *part, stop); });
-      if (failure && !is_overtaken(*failure)) throw Error(*failure);
-      if (failure && !stop.stop_requested()) {
+      is_lost_ = is_lost_ && failure;
+      if (!failure) continue;
+      if (failure->code() == ErrorCode::not_found) {
         log(LogLevel::info,
             fmt::format("the next save came before {} was copied from {}", part->place, name()));
+        continue;
       }
-      is_lost_ = false;
+      // Of one that is there yet another try may come to its end.
+      number_ = 0;
+      writer_.clear();
+      if (failure->code() != ErrorCode::corrupt) throw Error(*failure);
+      nap(kBetweenTries, stop);  // the next one is being written over it, or the network is bad
     }
+  }
+
+  void take_back() {
+    const std::lock_guard lock(mutex_);
+    notice_.reset();
   }
 
   void copy(const RemoteArena& remote, const KeptPart& part, const std::stop_token& stop) {
     constexpr double kMegabyte = 1e6;
     const CopyOutcome outcome = copy_part(remote, part, copied_, stop);
     KeptPart kept = copied_.part().value();
-    kept.trainer = trainer_;
+    const std::lock_guard lock(mutex_);
+    kept.trainer = is_ended_ ? kEnded : trainer_;
     kept.made = host_time();
     kept.run_mark = run_mark(kept.place);
     kept.peer = to_text(server_.address());
@@ -76,11 +95,6 @@ class Copier {
             "has a copy of {} of {}: {:.1f} MB in {:.3f} s, {:.0f} MB/s", part.place, name(),
             static_cast<double>(outcome.bytes) / kMegabyte, outcome.seconds,
             static_cast<double>(outcome.bytes) / kMegabyte / std::max(outcome.seconds, 1e-9)));
-  }
-
-  // The trainer of that rank has begun the next save.
-  static bool is_overtaken(const Error& failure) {
-    return failure.code() == ErrorCode::not_found || failure.code() == ErrorCode::corrupt;
   }
 
   // Once, until it comes back.
@@ -109,8 +123,12 @@ class Copier {
   bool is_lost_ = false;
   CopiedPart copied_;
   ArenaServer server_;
+  std::mutex mutex_;                    // guards the two that follow
+  bool is_ended_ = false;               // the trainer of this process
   std::unique_ptr<KeptNotice> notice_;  // of copied_; goes before that
 };
+
+namespace {
 
 // The ranks of each host, by the lowest of them.
 std::map<int, std::vector<int>> ranks_of_hosts(const std::vector<PartnerRank>& ranks) {
@@ -173,6 +191,16 @@ void say_partners(const std::vector<PartnerRank>& ranks, const std::vector<int>&
   }
   log(LogLevel::info, fmt::format("snapshots of ranks are copied to partners: {}; from {}", pairs,
                                   ranks.front().place.interface));
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const PartnerRank& partner = ranks[static_cast<std::size_t>(partners[rank])];
+    const bool is_loopback = ranks[rank].place.address.starts_with("127.") ||
+                             ranks[rank].place.address.starts_with("::1 ");
+    if (!is_loopback || ranks[rank].machine == partner.machine) continue;
+    log(LogLevel::warning,
+        fmt::format("rank {} gives its snapshots on {}, which its partner on {} does not reach "
+                    "(TESSERA_ARENA_IFNAME)",
+                    rank, ranks[rank].place.interface, partner.name));
+  }
   const std::string risk = risk_text(ranks, partners);
   if (!risk.empty()) {
     log(LogLevel::warning,
@@ -201,10 +229,15 @@ std::vector<PartnerPlace> choose_partners(Group& group, const std::function<Peer
   return owners;
 }
 
+void PartnerCopies::note_end_of_trainer() {
+  for (const auto& copier : copiers_) copier->note_end_of_trainer();
+}
+
 PartnerCopies::PartnerCopies(const std::vector<PartnerPlace>& owners, const std::string& trainer,
                              milliseconds silence) {
   for (const PartnerPlace& owner : owners) {
     const auto copier = std::make_shared<Copier>(owner, trainer, silence);
+    copiers_.push_back(copier);
     threads_.emplace_back([copier](const std::stop_token& stop) { copier->run(stop); });
   }
 }

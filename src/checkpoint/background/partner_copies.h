@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -65,7 +66,12 @@ class PartnerCopies {
   PartnerCopies(const std::vector<PartnerPlace>& owners, const std::string& trainer,
                 std::chrono::milliseconds silence);
 
+  // The trainer of this process has ended, or is one no more.
+  void note_end_of_trainer();
+
  private:
+  class Copier;
+  std::vector<std::shared_ptr<Copier>> copiers_;
   std::vector<std::jthread> threads_;
 };
 

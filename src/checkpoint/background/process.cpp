@@ -84,11 +84,32 @@ pid_t start(const std::string& program, int socket) {
       .at_path(program);
 }
 
+// Those that were left and may have ended since.
+class LeftProcesses {
+ public:
+  void add(pid_t id) {
+    const std::lock_guard lock(mutex_);
+    left_.push_back(id);
+  }
+  void reap() {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(left_, [](pid_t id) {
+      return uninterrupted([&] { return ::waitpid(id, nullptr, WNOHANG); }) != 0;
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<pid_t> left_;
+};
+LeftProcesses& left_processes = *new LeftProcesses;
+
 }  // namespace
 
 WriterProcess::WriterProcess(const std::string& program, const WriterHello& hello)
     : silence_(hello.silence) {
   const std::string path = command(program);
+  left_processes.reap();
   {
     const NoFork moment;  // a child would hold the process's end of the connection open
     auto [channel, theirs] = Channel::pair();
@@ -115,14 +136,17 @@ WriterProcess::~WriterProcess() {
   }
   if (!is_left_) (void)failure_of([this] { send({FrameKind::end, 0, {}, {}}); });
   channel_->end_sending();
-  if (!is_left_) {
+  if (is_left_) {
+    channel_->end();
+  } else {
     std::unique_lock lock(mutex_);
     Silence silence(silence_);
     const auto has_ended = [this] { return ended_.has_value(); };
     while (!changed_.wait_for(lock, silence.slice(), has_ended) && !silence.is_over()) continue;
-    if (!ended_) ::kill(id_, SIGKILL);  // it was stopped, and has nothing left to do
+    if (!ended_ && !is_left_) ::kill(id_, SIGKILL);  // it was stopped, and has nothing left to do
   }
   listener_.join();
+  if (is_left_) left_processes.add(id_);
 }
 
 void WriterProcess::hear_frames() {
@@ -145,6 +169,10 @@ void WriterProcess::hear_frames() {
     const std::lock_guard lock(mutex_);
     ++heard_;
     if (frame->kind == FrameKind::sign || frame->kind == FrameKind::log) continue;
+    if (frame->kind == FrameKind::stays) {
+      is_left_ = true;
+      return;
+    }
     if (frame->kind == FrameKind::begun) {
       begun_ = frame->job;
       refused_ = from_message<std::optional<Error>>(frame->content);
@@ -158,7 +186,7 @@ void WriterProcess::hear_frames() {
 // Until the process has ended.
 void WriterProcess::listen() {
   const auto failure = failure_of([this] { hear_frames(); });
-  if (failure) ::kill(id_, SIGKILL);  // it says what nobody understands
+  if (failure && !is_left_) ::kill(id_, SIGKILL);  // it says what nobody understands
   int status = 0;
   if (!status_ && !is_left_ && uninterrupted([&] { return ::waitpid(id_, &status, 0); }) == id_)
     status_ = status;
@@ -187,22 +215,16 @@ void WriterProcess::send(const Frame& frame) {
   try {
     channel_->send(frame, [&] { return !silence.is_over(); });
   } catch (const Error&) {
-    ::kill(id_, SIGKILL);
+    if (!is_left_) ::kill(id_, SIGKILL);
     throw;
   }
 }
 
+// Only who waits for the end of a save stops to: what is being staged is handed over yet.
 void WriterProcess::leave() noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    is_left_ = true;
-    if (!ended_) {
-      ended_ = "the trainer has failed, and leaves what is under way to the writer process " +
-               std::to_string(id_);
-    }
-    changed_.notify_all();
-  }
-  channel_->end();
+  const std::lock_guard lock(mutex_);
+  is_left_ = true;
+  changed_.notify_all();
 }
 
 PeerPlace WriterProcess::peer_place() {
@@ -265,7 +287,7 @@ bool WriterProcess::wait(std::unique_lock<std::mutex>& lock, const std::stop_tok
 // Null: the process has ended, or `stop` is requested.
 std::optional<Frame> WriterProcess::next(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  const auto is_over = [this] { return !frames_.empty() || ended_.has_value(); };
+  const auto is_over = [this] { return !frames_.empty() || ended_.has_value() || is_left_; };
   if (!wait(lock, stop, is_over) || frames_.empty()) return std::nullopt;
   Frame frame = std::move(frames_.front());
   frames_.pop_front();
@@ -296,6 +318,12 @@ SaveResult WriterProcess::result(std::uint64_t number, const SaveOptions& option
     const auto frame = next(stop);
     if (!frame) {
       require_alive();
+      if (is_left_) {
+        throw Error(ErrorCode::io,
+                    "the trainer has failed, and leaves the save to the writer "
+                    "process " +
+                        std::to_string(id_));
+      }
       ask_to_stop();
       stop = {};
       continue;

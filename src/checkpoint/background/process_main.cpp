@@ -201,6 +201,8 @@ class WriterMain {
       const std::lock_guard lock(mutex_);
       for (const auto& one : jobs_)
         if (one->what.number == number) job = one;
+      // What was kept may have been written over before its rank could not go on.
+      if (!job && kind == FrameKind::drop && kept_ && !kept_->is_there()) kept_.reset();
       if (!job) return;
       if (kind == FrameKind::go) job->word = HeardJob::Word::go;
       if (kind == FrameKind::drop) job->word = HeardJob::Word::drop;
@@ -216,7 +218,11 @@ class WriterMain {
       std::optional<Error> failure;
       const bool goes = is_to_go(*job);
       if (goes) failure = failure_of([&] { result = save(*job); });
-      if (goes) judge_kept(*job, failure);
+      if (goes) {
+        judge_kept(*job, failure);
+      } else {
+        forget_kept();
+      }
       job->tree = Value();
       end(*job);
       {
@@ -260,11 +266,12 @@ class WriterMain {
       log(LogLevel::warning, "the snapshot of " + job.what.place +
                                  " is not kept in memory: ranks may have values of their own in it "
                                  "(IfDiffers::keep)");
+      forget_kept();
       return;
     }
     const HeedStop heeding(job.stop.get_token());
     std::unique_ptr<KeptSnapshot> kept;
-    const auto failure = failure_of([&] {
+    auto failure = failure_of([&] {
       const std::string peer = server_ ? to_text(server_->address()) : "";
       kept =
           std::make_unique<KeptSnapshot>(job.what, hello_, KeptMemory{job.arena, job.memory, peer});
@@ -274,7 +281,8 @@ class WriterMain {
       const std::lock_guard lock(mutex_);
       if (jobs_.front()->what.number == job.what.number && jobs_.size() == 1)
         kept_ = std::move(kept);
-      if (kept_ && server_) (void)failure_of([this] { server_->serve(kept_->part()); });
+      if (kept_ && server_ && !failure)
+        failure = failure_of([this] { server_->serve(kept_->part()); });
     }
     if (failure) {
       log(LogLevel::warning, "the snapshot of " + job.what.place +
@@ -297,6 +305,11 @@ class WriterMain {
       (void)failure_of([&] { kept_->note_stored(marker_digest(*open_store(job.what.place))); });
     }
   }
+  void forget_kept() {
+    const std::lock_guard lock(mutex_);
+    if (server_) server_->serve_nothing();
+    kept_.reset();
+  }
   void let_go() {
     const std::lock_guard lock(mutex_);
     if (server_) server_->serve_nothing();
@@ -308,6 +321,12 @@ class WriterMain {
     // One that ends well has on the disk what it saved last, or knows that it has not.
     if (!kept_ || (is_dismissed_ && !has_failed_)) return;
     (void)failure_of([this] { kept_->note_end_of_trainer(); });
+    if (copies_) copies_->note_end_of_trainer();
+    // A trainer that goes on waits for no more.
+    (void)failure_of([this] {
+      channel_.send({FrameKind::stays, 0, {}, {}}, [] { return false; });
+    });
+    channel_.end();
     // Who started the trainer waits until nobody has its stderr any more.
     const Fd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
     (void)::dup2(nowhere.get(), STDERR_FILENO);

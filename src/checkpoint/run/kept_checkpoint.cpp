@@ -28,6 +28,8 @@
 namespace tessera {
 namespace {
 
+constexpr const char* kPassedOver = "a snapshot in memory is passed over: ";
+
 // As parts name it; empty: a store of this process, of which no other knows.
 std::string name_of_run(const Location& run) {
   return run.store ? "" : kept_place(run.path);
@@ -49,7 +51,7 @@ std::vector<KeptPart> own_parts(const Location& run) {
   const std::string name = name_of_run(run);
   if (name.empty()) return found;
   for (KeptPart& part : kept_parts()) {
-    if (part.is_step && !is_remote(part) && step_of(part.place, name) &&
+    if (part.is_step && !part.is_readers && step_of(part.place, name) &&
         part.run_mark == run_mark(part.place) && !has_trainer(part))
       found.push_back(std::move(part));
   }
@@ -59,20 +61,26 @@ std::vector<KeptPart> own_parts(const Location& run) {
 // The ranks of a host, and what it has of dead trainers' snapshots, as notices.
 struct HostParts {
   std::vector<std::int32_t> ranks;
-  std::vector<std::string> notices;
+  std::vector<std::pair<std::int64_t, std::string>> notices;  // with their steps
+  std::vector<std::string> faults;                            // of what is none to go on from
 };
 auto fields(FieldsOf<HostParts> auto& parts) {
-  return std::tie(parts.ranks, parts.notices);
+  return std::tie(parts.ranks, parts.notices, parts.faults);
 }
 using PartsByHost = std::map<std::string, HostParts>;
 
 PartsByHost host_parts(const Location& run, int rank) {
-  std::vector<std::string> notices;
+  HostParts parts{.ranks = {rank}, .notices = {}, .faults = {}};
   const auto unknown = failure_of([&] {
-    for (const KeptPart& part : own_parts(run)) notices.push_back(notice_text(part));
+    for (const KeptPart& part : own_parts(run)) {
+      const auto fault = failure_of([&] { require_intact(part, 0, {}); });
+      const auto step = step_of(part.place, name_of_run(run));
+      if (fault) parts.faults.push_back(kPassedOver + std::string(fault->what()));
+      if (!fault && step) parts.notices.emplace_back(*step, notice_text(part));
+    }
   });
   if (unknown) log(LogLevel::warning, std::string("snapshots in memory: ") + unknown->what());
-  return {{notice_host(), {{rank}, std::move(notices)}}};
+  return {{notice_host(), std::move(parts)}};
 }
 
 // Ranks of one host see the same, or nearly.
@@ -95,15 +103,14 @@ struct SeenSave {
 };
 
 // Those of which all ranks' parts are somewhere, the newest first: the same on all ranks.
-std::vector<SeenSave> seen_saves(const PartsByHost& hosts, const std::string& run) {
+std::vector<SeenSave> seen_saves(const PartsByHost& hosts) {
   std::map<std::string, SeenSave> saves;
   for (const auto& [host, parts] : hosts) {
-    for (const std::string& notice : parts.notices) {
+    for (const auto& [step, notice] : parts.notices) {
       const auto part = part_from_notice(notice);
-      const auto step = part ? step_of(part->place, run) : std::nullopt;
-      if (!step || part->objects.empty()) continue;
-      SeenSave& save = saves[save_place(*part)];
-      save.step = *step;
+      if (!part) continue;
+      SeenSave& save = saves[save_name(*part)];
+      save.step = step;
       save.made = std::max(save.made, part->made);
       save.stored = std::max(save.stored, part->stored);
       save.meeting = meeting_name(part->writer, part->number);
@@ -190,8 +197,7 @@ LatestCheckpoint newest_good(const std::vector<SeenSave>& saves, const LatestChe
       return latest;
     }
     if (failure->code() == ErrorCode::cancelled) throw Error(*failure);
-    latest.warnings.push_back("a snapshot in memory is passed over: " +
-                              std::string(failure->what()));
+    latest.warnings.push_back(kPassedOver + std::string(failure->what()));
   }
   return latest;
 }
@@ -206,6 +212,13 @@ std::string meeting_of(const std::vector<SeenSave>& saves) {
   return saves.empty() ? "" : saves.front().meeting;
 }
 
+std::vector<std::string> faults_of(const PartsByHost& hosts) {
+  std::vector<std::string> all;
+  for (const auto& [host, parts] : hosts)
+    all.insert(all.end(), parts.faults.begin(), parts.faults.end());
+  return all;
+}
+
 // With what opens it: a tree that this version does not know is none to go on from.
 Location opened_place(const std::vector<SeenPart>& parts) {
   Location where = place_for(parts);
@@ -216,14 +229,15 @@ Location opened_place(const std::vector<SeenPart>& parts) {
 }  // namespace
 
 KeptChoice kept_choice(const Location& run, const RunCheck& check) {
-  const auto saves = seen_saves(parts_of_this_host(run), name_of_run(run));
+  const PartsByHost hosts = parts_of_this_host(run);
+  const auto saves = seen_saves(hosts);
   const auto look_at = [check](const SeenSave& save) {
     const auto parts = parts_for(save, notice_host());
     for (const SeenPart& seen : parts)
       require_intact(seen.part, check.read_data ? check.threads : 0, check.stop);
     return opened_place(parts);
   };
-  return {meeting_of(saves), [saves, look_at](const LatestCheckpoint& stored) {
+  return {meeting_of(saves), faults_of(hosts), [saves, look_at](const LatestCheckpoint& stored) {
             return newest_good(saves, stored, look_at, is_save_at);
           }};
 }
@@ -233,7 +247,7 @@ KeptChoice kept_choice(const Location& run, const RunCheck& check, Group& group)
   const auto hosts = from_message<PartsByHost>(confer(
       group, kOperation,
       conference_of([&] { return host_parts(run, group.rank()); }, join_parts, std::identity())));
-  auto saves = seen_saves(hosts, name_of_run(run));
+  auto saves = seen_saves(hosts);
   std::erase_if(saves, [&](const SeenSave& save) { return !is_in_reach(save, hosts); });
   const std::string host = notice_host();
   const auto look_at = [&group, check, host, ranks = hosts.at(host).ranks](const SeenSave& save) {
@@ -243,6 +257,8 @@ KeptChoice kept_choice(const Location& run, const RunCheck& check, Group& group)
         require_intact(part, check.read_data ? check.threads : 0, stop);
       const auto parts = parts_for(save, host);
       where = group.rank() == 0 ? opened_place(parts) : place_for(parts);
+      const bool is_all_here = std::ranges::none_of(parts, &SeenPart::is_elsewhere);
+      if (group.rank() > 0 && !is_all_here) (void)open_store(where.path);  // others are in reach
     });
     return where;
   };
@@ -250,7 +266,8 @@ KeptChoice kept_choice(const Location& run, const RunCheck& check, Group& group)
     return from_message<bool>(
         group.spread(group.rank() == 0 ? to_message(is_save_at(stored, save)) : Bytes()));
   };
-  return {meeting_of(saves), [saves, look_at, is_same](const LatestCheckpoint& stored) {
+  return {meeting_of(saves), faults_of(hosts),
+          [saves, look_at, is_same](const LatestCheckpoint& stored) {
             return newest_good(saves, stored, look_at, is_same);
           }};
 }
@@ -267,12 +284,11 @@ LatestCheckpoint newest_of(const KeptChoice& kept, const std::function<LatestChe
     if (says_nothing) throw Error(*failure);
   };
   look(kept.meeting);
-  if (kept.meeting.empty()) {
-    if (failure) throw Error(*failure);
-    return latest;
-  }
-  LatestCheckpoint found = kept.look(latest);
-  if (!found.found && !found.warnings.empty()) look("");  // it is being written yet
+  LatestCheckpoint found;
+  if (!kept.meeting.empty()) found = kept.look(latest);
+  // Nobody goes on from what that writes, and so somebody waits for it.
+  if (!kept.meeting.empty() && !found.found) look("");
+  found.warnings.insert(found.warnings.begin(), kept.faults.begin(), kept.faults.end());
   if (failure && !found.found) throw Error(*failure);
   if (failure) found.warnings.emplace_back(failure->what());
   std::ranges::move(found.warnings, std::back_inserter(latest.warnings));
@@ -287,8 +303,7 @@ LatestCheckpoint newest_of(const KeptChoice& kept, const std::function<LatestChe
 
 std::string kept_meeting(const Location& run) {
   std::string found;
-  (void)failure_of(
-      [&] { found = meeting_of(seen_saves(parts_of_this_host(run), name_of_run(run))); });
+  (void)failure_of([&] { found = meeting_of(seen_saves(parts_of_this_host(run))); });
   return found;
 }
 

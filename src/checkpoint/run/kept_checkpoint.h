@@ -17,6 +17,7 @@ struct KeptChoice {
   // Where the processes of the newest snapshot meet while they write it (under_way.h): nobody has
   // to wait for them. Empty: there is none.
   std::string meeting;
+  std::vector<std::string> faults;  // what is none to go on from, and why
   // The newest whose bytes are good and which is newer than what is stored, or that very save;
   // none: there is none. What is torn is passed over, with a warning. Collective, where the choice
   // is.

@@ -254,7 +254,8 @@ void go_on_from(const Location& run, std::int64_t step) {
 
 void go_on_from(const Location& run, std::int64_t step, Group& group) {
   agree_on_long_work(group, "going on from a step", {}, [&](const std::stop_token&) {
-    if (group.rank() == 0) go_on_from(run, step);
+    if (group.rank() == 0) return go_on_from(run, step);
+    forget_later(run, step);  // on this rank's host
   });
 }
 

@@ -60,7 +60,7 @@ class ArenaStore final : public Store {
     constexpr std::chrono::seconds kSilence{10};  // the others wait meanwhile
     const auto remote = std::make_shared<RemoteArena>(peer_address_from_text(part.peer), kSilence);
     const KeptPart served = remote->next_part("", 0).value_or(KeptPart());
-    if (save_place(served) != save_place(part) || served.rank != part.rank) return false;
+    if (save_name(served) != save_name(part) || served.rank != part.rank) return false;
     for (const KeptObject& object : served.objects)
       remote_.insert_or_assign(object.name, RemoteObject{remote, served, object.bytes});
     return true;
@@ -79,7 +79,14 @@ class ArenaStore final : public Store {
   }
   // Other ranks that load from here find this memory even when the training has gone on.
   void keep_for_others() {
-    for (KeptPart& part : parts_) notices_.push_back(std::make_unique<KeptNotice>(std::move(part)));
+    try {
+      for (KeptPart& part : parts_) {
+        part.is_readers = true;
+        notices_.push_back(std::make_unique<KeptNotice>(std::move(part)));
+      }
+    } catch (const Error&) {
+      notices_.clear();  // one that reads alone needs none
+    }
     parts_.clear();
   }
 
@@ -133,7 +140,7 @@ class ArenaStore final : public Store {
 // What a URL asks for.
 struct Wanted {
   std::string place;
-  std::string save;  // a save_place(); empty: any
+  std::string save;  // a save_name(), whatever the place is called here; empty: the newest
 };
 
 Wanted wanted_by(const std::string& place) {
@@ -142,14 +149,15 @@ Wanted wanted_by(const std::string& place) {
   const bool has_save = mark != std::string::npos && dash != std::string::npos && dash > mark &&
                         is_attempt(place.substr(mark + 1, dash - mark - 1));
   if (!has_save) return {kept_place(place), {}};
-  return {kept_place(place.substr(0, mark)), place};
+  return {kept_place(place.substr(0, mark)), place.substr(mark + 1)};
 }
 
 std::vector<KeptPart> parts_of(const Wanted& wanted) {
   auto parts = kept_parts();
   std::erase_if(parts, [&](const KeptPart& part) {
-    return !is_kept_in(part.place, wanted.place) ||
-           (!wanted.save.empty() && wanted.save != save_place(part));
+    // What readers hold is an older one, unless somebody asks for just that.
+    if (wanted.save.empty()) return part.is_readers || !is_kept_in(part.place, wanted.place);
+    return wanted.save != save_name(part);
   });
   return parts;
 }
@@ -259,16 +267,26 @@ bool is_remote(const KeptPart& part) noexcept {
   return !part.objects.empty() && part.objects.front().fd < 0;
 }
 
+namespace {
+
+// Of remote parts that this process has noted, by save and rank. They end with the process.
+struct RemoteNotices {
+  ShortMutex mutex;
+  std::map<std::pair<std::string, int>, std::unique_ptr<KeptNotice>> notices;
+};
+RemoteNotices remote_notices;
+
+}  // namespace
+
 void note_remote(const KeptPart& part) {
-  static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, std::unique_ptr<KeptNotice>> notices;
   KeptPart noted = part;
   noted.trainer = kEnded;
+  noted.is_readers = true;
   noted.run_mark = run_mark(part.place);
   for (KeptObject& object : noted.objects) object.fd = -1;
-  const std::lock_guard lock(mutex);
-  auto& notice = notices[{save_place(part), part.rank}];
-  if (!notice || !notice->is_wanted()) notice = std::make_unique<KeptNotice>(std::move(noted));
+  auto notice = std::make_unique<KeptNotice>(std::move(noted));
+  const std::lock_guard lock(remote_notices.mutex);
+  remote_notices.notices[{save_name(part), part.rank}].swap(notice);
 }
 
 void require_intact(const KeptPart& part, int threads, const std::stop_token& stop) {

@@ -100,8 +100,8 @@ std::string notice_text(const KeptPart& part) {
        << part.run_mark << '\n'
        << same_host::to_text(part.process) << '\n'
        << part.writer << ' ' << part.number << ' ' << part.rank << ' ' << part.size << ' '
-       << part.made << ' ' << part.is_step << ' ' << part.stored << ' ' << part.notice << ' '
-       << part.objects.size() << '\n';
+       << part.made << ' ' << part.is_step << ' ' << part.is_readers << ' ' << part.stored << ' '
+       << part.notice << ' ' << part.objects.size() << '\n';
   for (const KeptObject& one : part.objects) {
     text << one.name << ' ' << one.fd << ' ' << one.bytes << ' ' << one.device << ' ' << one.inode
          << ' ' << one.count_at << ' ' << one.overwrites << '\n';
@@ -122,7 +122,7 @@ std::optional<KeptPart> part_from_notice(const std::string& content) {
   std::getline(text, part.run_mark);
   std::getline(text, process);
   text >> part.writer >> part.number >> part.rank >> part.size >> part.made >> part.is_step >>
-      part.stored >> part.notice >> objects;
+      part.is_readers >> part.stored >> part.notice >> objects;
   if (!text || first != kNoticeLine || part.rank < 0 || part.size <= part.rank) return std::nullopt;
   if (objects > kMostObjects) return std::nullopt;
   try {
@@ -144,12 +144,11 @@ std::uint64_t count_place(std::uint64_t bytes) {
 
 bool begin_overwriting(const Fd& memory, std::uint64_t bytes) {
   if (::flock(memory.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  const std::shared_ptr<void> unlock(nullptr, [&](void*) { (void)::flock(memory.get(), LOCK_UN); });
   const std::uint64_t count = overwrites_of(memory, bytes) + 1;
   const auto at = static_cast<off_t>(count_place(bytes));
   const ssize_t put = transferred([&] { return ::pwrite(memory.get(), &count, sizeof count, at); });
-  const int failure = put < 0 ? errno : EIO;
-  (void)::flock(memory.get(), LOCK_UN);
-  if (put != sizeof count) throw_errno(failure, "pwrite", kMemoryName);
+  if (put != sizeof count) throw_errno(put < 0 ? errno : EIO, "pwrite", kMemoryName);
   return true;
 }
 
@@ -206,8 +205,12 @@ ArenaNames arena_names(int rank) {
   return {start + ".tree", start + ".arena", start + ".digests"};
 }
 
+std::string save_name(const KeptPart& part) {
+  return part.writer + "-" + std::to_string(part.number);
+}
+
 std::string save_place(const KeptPart& part) {
-  return part.place + "#" + part.writer + "-" + std::to_string(part.number);
+  return part.place + "#" + save_name(part);
 }
 
 // Numbers of directories are used again at once, so their birth counts, where the disk knows it.

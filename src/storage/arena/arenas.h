@@ -56,6 +56,7 @@ struct KeptPart {
   std::uint64_t made = 0;                // when, in nanoseconds since the host started
   std::string run_mark;                  // run_mark() of the place then
   bool is_step = false;                  // its kind is one that runs go on from
+  bool is_readers = false;               // a reader holds it, for others that load the same save
   std::uint64_t stored = 0;              // the digest of its marker, of rank 0; 0: not stored yet
   std::string trainer;                   // as same_host::to_text() has it; empty: not known; kEnded
   std::string peer;                      // where other hosts read it (peer.h); empty: nowhere
@@ -117,6 +118,7 @@ class KeptNotice {
 // The place and the save of a part, as arena_store() takes it: what is kept for that place later is
 // another one.
 [[nodiscard]] std::string save_place(const KeptPart& part);
+[[nodiscard]] std::string save_name(const KeptPart& part);  // without the place
 // Which directory a place is in: one that was removed and made again has another mark. Empty: it is
 // on no disk, or not there.
 [[nodiscard]] std::string run_mark(const std::string& place);

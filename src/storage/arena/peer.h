@@ -39,7 +39,7 @@ struct ArenaServerOptions {
   // For so long a connection may say nothing and take nothing. The reader's should be the same.
   std::chrono::milliseconds silence = kPeerSilence;
   // Each has a thread. More wait until one of them ends.
-  std::size_t most_connections = 64;
+  std::size_t most_connections = 1024;
 };
 
 // Lets peers read one part at a time. It listens on the interface that TESSERA_ARENA_IFNAME names,

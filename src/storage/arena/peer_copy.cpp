@@ -140,6 +140,7 @@ CopyOutcome copy_part(const RemoteArena& from, const KeptPart& part, CopiedPart&
       arena && into.arena_bytes_ == arena_bytes && begin_overwriting(arena, arena_bytes);
   if (!is_free) {
     arena = {};
+    into.arena_bytes_ = 0;
     make_room(arena, count_place(arena_bytes) + kCountBytes);
     into.arena_bytes_ = arena_bytes;
   }

@@ -267,9 +267,11 @@ class ArenaServer::Impl {
     wake();
   }
 
-  // Whoever does not know the token has `silence` for all of it.
+  // Whoever does not know the token has little time for all of it.
   bool hear_hello(const Connection& from) const {
-    const peer::WaitEnd soon{.at = std::chrono::steady_clock::now() + options_.silence};
+    constexpr std::chrono::milliseconds kMost{3'000};
+    const peer::WaitEnd soon{.at = std::chrono::steady_clock::now() +
+                                   std::min(options_.silence, kMost)};
     const auto head = from.receive_head(soon);
     if (!head || head->kind != FrameKind::hello || head->size != greeting_.size()) return false;
     if (!is_same_secret(from.receive(head->size, soon), greeting_)) return false;
