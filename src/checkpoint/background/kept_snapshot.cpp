@@ -79,7 +79,8 @@ void forget_older(const WriterJob& job) {
   if (!parts.empty()) forget(parts);
 }
 
-KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptMemory memory)
+KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptMemory memory,
+                           const std::shared_ptr<KeptNotice>& earlier)
     : memory_(std::move(memory)), overwrites_(job.overwrites) {
   const bool is_counted = memory_.fd != nullptr;
   if (!is_counted) memory_.fd = std::make_shared<const Fd>(memory_with({}));
@@ -111,7 +112,12 @@ KeptSnapshot::KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptM
       kept_object(names.digests, digests_, digests.size() * sizeof(std::uint64_t)));
   if (is_counted && overwrites_of(*memory_.fd, memory_.arena.size()) != job.overwrites)
     throw Error(ErrorCode::conflict, "the trainer has begun the next one").at_path(part.place);
-  notice_ = std::make_unique<KeptNotice>(std::move(part));
+  notice_ = earlier;
+  if (notice_) {
+    notice_->renew(std::move(part));
+  } else {
+    notice_ = std::make_shared<KeptNotice>(std::move(part));
+  }
 }
 
 bool KeptSnapshot::is_there() const {

@@ -28,7 +28,10 @@ class KeptSnapshot {
  public:
   // Computes digests. Throws `cancelled` (HeedStop), what KeptNotice throws, and `conflict` if the
   // trainer has begun to write over it meanwhile.
-  KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptMemory memory);
+  // `earlier`: what this process kept before; null: nothing. It says this in that place.
+  KeptSnapshot(const WriterJob& job, const WriterHello& hello, KeptMemory memory,
+               const std::shared_ptr<KeptNotice>& earlier);
+  [[nodiscard]] const std::shared_ptr<KeptNotice>& notice() const noexcept { return notice_; }
 
   [[nodiscard]] const KeptPart& part() const noexcept { return notice_->part(); }
   // Whether it is there, and nobody has said that it is needed no more.
@@ -48,7 +51,7 @@ class KeptSnapshot {
   std::uint64_t overwrites_ = 0;  // of the memory while the snapshot is there
   Fd tree_, digests_;
   bool is_let_go_ = false;
-  std::unique_ptr<KeptNotice> notice_;
+  std::shared_ptr<KeptNotice> notice_;
 };
 
 }  // namespace tessera

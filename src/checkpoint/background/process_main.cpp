@@ -273,8 +273,8 @@ class WriterMain {
     std::unique_ptr<KeptSnapshot> kept;
     auto failure = failure_of([&] {
       const std::string peer = server_ ? to_text(server_->address()) : "";
-      kept =
-          std::make_unique<KeptSnapshot>(job.what, hello_, KeptMemory{job.arena, job.memory, peer});
+      kept = std::make_unique<KeptSnapshot>(
+          job.what, hello_, KeptMemory{job.arena, job.memory, peer}, earlier_notice());
     });
     if (failure && failure->code() == ErrorCode::cancelled) throw Error(*failure);
     {
@@ -304,6 +304,10 @@ class WriterMain {
     } else if (!failure && hello_.rank == 0) {
       (void)failure_of([&] { kept_->note_stored(marker_digest(*open_store(job.what.place))); });
     }
+  }
+  std::shared_ptr<KeptNotice> earlier_notice() {
+    const std::lock_guard lock(mutex_);
+    return kept_ ? kept_->notice() : nullptr;
   }
   void forget_kept() {
     const std::lock_guard lock(mutex_);

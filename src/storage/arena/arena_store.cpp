@@ -229,7 +229,7 @@ void require_digests(const Store& store, const ArenaNames& names, int threads) {
 }  // namespace
 
 std::shared_ptr<Store> arena_store(const std::string& place) {
-  constexpr std::chrono::milliseconds kBetweenLooks{5};
+  constexpr std::chrono::milliseconds kBetweenLooks{5}, kGlimpse{200};
   constexpr std::chrono::seconds kMost{30}, kMostWithoutTrainer{2};
   const Wanted wanted = wanted_by(place);
   const auto begun = std::chrono::steady_clock::now();
@@ -244,7 +244,10 @@ std::shared_ptr<Store> arena_store(const std::string& place) {
       return store;
     }
     const auto most = std::ranges::any_of(parts, has_trainer) ? kMost : kMostWithoutTrainer;
-    const bool is_over = std::chrono::steady_clock::now() - begun >= most;
+    const auto waited = std::chrono::steady_clock::now() - begun;
+    const bool is_over = waited >= most;
+    // Who lists a directory in which others write may miss a file.
+    is_moving = is_moving || (!parts.empty() && waited < kGlimpse);
     if (is_moving && !is_over && !HeedStop::is_requested()) {
       std::this_thread::sleep_for(kBetweenLooks);
       continue;

@@ -235,10 +235,6 @@ std::uint64_t host_time() {
 
 KeptNotice::KeptNotice(KeptPart part) : part_(std::move(part)) {
   static std::atomic<std::uint64_t> last{0};
-  if (part_.place.find('\n') != std::string::npos) {
-    throw Error(ErrorCode::unsupported, "a place with a line break is not kept in memory")
-        .at_path(part_.place);
-  }
   part_.process = same_host::this_process();
   part_.notice = ++last;
   if (::mkdir(notice_directory().c_str(), S_IRWXU) != 0 && errno != EEXIST)
@@ -249,7 +245,18 @@ KeptNotice::KeptNotice(KeptPart part) : part_(std::move(part)) {
   write();
 }
 
+void KeptNotice::renew(KeptPart part) {
+  part.process = part_.process;
+  part.notice = part_.notice;
+  part_ = std::move(part);
+  write();
+}
+
 void KeptNotice::write() {
+  if (part_.place.find('\n') != std::string::npos) {
+    throw Error(ErrorCode::unsupported, "a place with a line break is not kept in memory")
+        .at_path(part_.place);
+  }
   const std::string fresh = path_ + std::string(kUnfinished);
   std::ofstream file(fresh, std::ios::trunc);
   file << notice_text(part_);

@@ -95,6 +95,9 @@ class KeptNotice {
   [[nodiscard]] const KeptPart& part() const noexcept { return part_; }
   // False once somebody has said that it is needed no more.
   [[nodiscard]] bool is_wanted() const;
+  // Says this in its place. Who lists the directory meanwhile sees one of the two. Throws as the
+  // constructor does.
+  void renew(KeptPart part);
   // Says from now on that the next snapshot is being written over it, that it is stored, or that
   // nobody trains any more. Each throws `io`.
   void let_go();
