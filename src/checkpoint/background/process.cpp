@@ -216,6 +216,12 @@ void WriterProcess::send(const Frame& frame) {
     channel_->send(frame, [&] { return !silence.is_over(); });
   } catch (const Error&) {
     if (!is_left_) ::kill(id_, SIGKILL);
+    // The listener knows how it has ended, which says more.
+    constexpr std::chrono::seconds kMost{1};
+    std::unique_lock lock(mutex_);
+    const auto has_ended = [this] { return ended_.has_value(); };
+    if (listener_.joinable() && changed_.wait_for(lock, kMost, has_ended))
+      throw Error(ErrorCode::io, *ended_);
     throw;
   }
 }
