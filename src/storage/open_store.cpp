@@ -22,7 +22,9 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kHub = "hf", kArena = "arena";
+constexpr std::string_view kHub = "hf";
+
+constexpr std::string_view kArenaStart = "arena://";
 
 enum class Which : std::uint8_t { itself, above };
 
@@ -145,17 +147,17 @@ std::shared_ptr<Store> open_by_scheme(const std::string& url, Which which) {
 
 std::shared_ptr<Store> open_store(const std::string& path_or_url) {
   if (!is_remote(path_or_url)) return posix_store(without_file_scheme(path_or_url));
-  if (scheme_of(path_or_url) == kArena) return arena_store(path_or_url.substr(kArena.size() + 3));
+  if (is_arena(path_or_url)) return arena_store(path_or_url.substr(kArenaStart.size()));
   return open_by_scheme(path_or_url, Which::itself);
 }
 
 bool is_read_only(std::string_view path) {
-  return is_web(path) || scheme_of(path) == kHub || scheme_of(path) == kArena;
+  return is_web(path) || scheme_of(path) == kHub || is_arena(path);
 }
 
 std::string last_name(const std::string& url) {
 #ifdef TESSERA_REMOTE
-  if (scheme_of(url) == kArena) return {};
+  if (is_arena(url)) return {};
   if (scheme_of(url) == kHub) {
     const hub::HubUrl place = hub::parse_hub_url(url);
     return place.names_directory ? std::string() : place.path.substr(place.path.rfind('/') + 1);
@@ -168,7 +170,7 @@ std::string last_name(const std::string& url) {
 }
 
 std::shared_ptr<Store> open_above(const std::string& url) {
-  if (scheme_of(url) == kArena) return arena_store(url.substr(kArena.size() + 3));
+  if (is_arena(url)) return arena_store(url.substr(kArenaStart.size()));
   return open_by_scheme(url, Which::above);
 }
 

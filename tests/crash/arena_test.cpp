@@ -75,8 +75,7 @@ class Arenas : public ::testing::Test {
       return 0;
     });
     while (*decided < ranks) std::this_thread::sleep_for(5ms);
-    for (const auto& trainer : trainers) ::kill(trainer.process, SIGKILL);
-    for (const auto& trainer : trainers) ::waitpid(trainer.process, nullptr, 0);
+    testing::kill_all(trainers);
     const auto has_noted = [](const KeptPart& part) { return part.trainer == kEnded; };
     while (!std::ranges::all_of(kept_parts(), has_noted)) std::this_thread::sleep_for(5ms);
   }
@@ -475,8 +474,7 @@ TEST_F(Arenas, WhatASaveRefusedIsNotTheLatest) {
       return 0;
     });
     while (*decided < 2) std::this_thread::sleep_for(5ms);
-    for (const auto& trainer : trainers) ::kill(trainer.process, SIGKILL);
-    for (const auto& trainer : trainers) ::waitpid(trainer.process, nullptr, 0);
+    testing::kill_all(trainers);
     const auto found = latest_checkpoint(run()).found;
     const std::string where = found ? found->where.path : "";
     forget(kept_parts());
@@ -525,8 +523,7 @@ TEST_F(Arenas, EmptyTensorsAndOwnValuesAreThere) {
     return 0;
   });
   while (*decided < 3) std::this_thread::sleep_for(5ms);
-  for (const auto& trainer : trainers) ::kill(trainer.process, SIGKILL);
-  for (const auto& trainer : trainers) ::waitpid(trainer.process, nullptr, 0);
+  testing::kill_all(trainers);
   EXPECT_TRUE(diff(Checkpoint::open(place(1)), Checkpoint::open("arena://" + place(1))).empty());
   run_ranks(2, [&](Group& group) {
     Value state = testing::training_state(group.rank(), 2, 0, {{"a.w", {1}}, {"b.w", {2, 3}}});

@@ -89,8 +89,7 @@ class Partners : public ::testing::Test {
       return count;
     };
     while (parts() < 2 * static_cast<std::size_t>(ranks)) std::this_thread::sleep_for(5ms);
-    for (const auto& trainer : trainers) ::kill(trainer.process, SIGKILL);
-    for (const auto& trainer : trainers) ::waitpid(trainer.process, nullptr, 0);
+    testing::kill_all(trainers);
   }
 
   // Ranks on these hosts start again, and all load that step from memory.
@@ -172,8 +171,7 @@ TEST_F(Partners, CopiesAreOfTheLastSave) {
            std::ranges::all_of(parts, [&](const auto& part) { return part.place == place(20); });
   };
   while (!has_last(0) || !has_last(1)) std::this_thread::sleep_for(5ms);
-  for (const auto& trainer : trainers) ::kill(trainer.process, SIGKILL);
-  for (const auto& trainer : trainers) ::waitpid(trainer.process, nullptr, 0);
+  testing::kill_all(trainers);
   for (const int host : {0, 1}) {
     go_to(host);
     EXPECT_EQ(testing::loaded_number("arena://" + place(20)), 20);

@@ -103,6 +103,12 @@ inline void wait_for(std::vector<Child>& children, const Waiting& waiting) {
   }
 }
 
+// As a scheduler ends a job, and waits until they have ended.
+inline void kill_all(const std::vector<Child>& children) {
+  for (const Child& child : children) ::kill(child.process, SIGKILL);
+  for (const Child& child : children) ::waitpid(child.process, nullptr, 0);
+}
+
 // Ends those that still run. Says what is wrong; empty: nothing.
 inline std::string end_all(std::vector<Child>& children,
                            const std::function<bool(int rank, int status)>& as_meant) {

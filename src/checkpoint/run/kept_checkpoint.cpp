@@ -44,16 +44,17 @@ std::optional<std::int64_t> step_of(const std::string& place, const std::string&
   return step && name.empty() && !step->unsharded ? std::optional(step->step) : std::nullopt;
 }
 
-// Of checkpoints of the run whose trainers have died, on this host. A run that was removed and made
-// again is another one.
-std::vector<KeptPart> own_parts(const Location& run) {
-  std::vector<KeptPart> found;
+// Of checkpoints of the run whose trainers have died, on this host, with their steps. A run that
+// was removed and made again is another one.
+std::vector<std::pair<std::int64_t, KeptPart>> own_parts(const Location& run) {
+  std::vector<std::pair<std::int64_t, KeptPart>> found;
   const std::string name = name_of_run(run);
   if (name.empty()) return found;
   for (KeptPart& part : kept_parts()) {
-    if (part.is_step && !part.is_readers && step_of(part.place, name) &&
-        part.run_mark == run_mark(part.place) && !has_trainer(part))
-      found.push_back(std::move(part));
+    const auto step = step_of(part.place, name);
+    if (step && part.is_step && !part.is_readers && part.run_mark == run_mark(part.place) &&
+        !has_trainer(part))
+      found.emplace_back(*step, std::move(part));
   }
   return found;
 }
@@ -72,11 +73,12 @@ using PartsByHost = std::map<std::string, HostParts>;
 PartsByHost host_parts(const Location& run, int rank) {
   HostParts parts{.ranks = {rank}, .notices = {}, .faults = {}};
   const auto unknown = failure_of([&] {
-    for (const KeptPart& part : own_parts(run)) {
-      const auto fault = failure_of([&] { require_intact(part, 0, {}); });
-      const auto step = step_of(part.place, name_of_run(run));
-      if (fault) parts.faults.push_back(kPassedOver + std::string(fault->what()));
-      if (!fault && step) parts.notices.emplace_back(*step, notice_text(part));
+    for (const auto& one : own_parts(run)) {
+      if (const auto fault = failure_of([&] { require_intact(one.second, 0, {}); })) {
+        parts.faults.push_back(kPassedOver + std::string(fault->what()));
+      } else {
+        parts.notices.emplace_back(one.first, notice_text(one.second));
+      }
     }
   });
   if (unknown) log(LogLevel::warning, std::string("snapshots in memory: ") + unknown->what());
@@ -174,10 +176,6 @@ Location place_for(const std::vector<SeenPart>& parts) {
   return Location("arena://" + save_place(parts.front().part));
 }
 
-PartsByHost parts_of_this_host(const Location& run) {
-  return host_parts(run, 0);
-}
-
 // Throws if the snapshot is not as it was kept.
 using LookAt = std::function<Location(const SeenSave& save)>;
 // Whether the checkpoint that is stored there is that save.
@@ -229,7 +227,7 @@ Location opened_place(const std::vector<SeenPart>& parts) {
 }  // namespace
 
 KeptChoice kept_choice(const Location& run, const RunCheck& check) {
-  const PartsByHost hosts = parts_of_this_host(run);
+  const PartsByHost hosts = host_parts(run, 0);
   const auto saves = seen_saves(hosts);
   const auto look_at = [check](const SeenSave& save) {
     const auto parts = parts_for(save, notice_host());
@@ -285,9 +283,10 @@ LatestCheckpoint newest_of(const KeptChoice& kept, const std::function<LatestChe
   };
   look(kept.meeting);
   LatestCheckpoint found;
-  if (!kept.meeting.empty()) found = kept.look(latest);
-  // Nobody goes on from what that writes, and so somebody waits for it.
-  if (!kept.meeting.empty() && !found.found) look("");
+  if (!kept.meeting.empty()) {
+    found = kept.look(latest);
+    if (!found.found) look("");  // nobody goes on from what that writes, and so waits for it
+  }
   found.warnings.insert(found.warnings.begin(), kept.faults.begin(), kept.faults.end());
   if (failure && !found.found) throw Error(*failure);
   if (failure) found.warnings.emplace_back(failure->what());
@@ -303,15 +302,15 @@ LatestCheckpoint newest_of(const KeptChoice& kept, const std::function<LatestChe
 
 std::string kept_meeting(const Location& run) {
   std::string found;
-  (void)failure_of([&] { found = meeting_of(seen_saves(parts_of_this_host(run))); });
+  (void)failure_of([&] { found = meeting_of(seen_saves(host_parts(run, 0))); });
   return found;
 }
 
 void forget_later(const Location& run, std::int64_t step) {
   std::vector<KeptPart> later;
   const auto failure = failure_of([&] {
-    for (KeptPart& part : own_parts(run))
-      if (step_of(part.place, name_of_run(run)).value_or(step) > step) later.push_back(part);
+    for (const auto& [of, part] : own_parts(run))
+      if (of > step) later.push_back(part);
     if (!later.empty()) forget(later);
   });
   if (failure) log(LogLevel::warning, std::string("snapshots in memory: ") + failure->what());

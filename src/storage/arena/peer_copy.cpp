@@ -33,14 +33,14 @@ struct PartObjects {
 
 // As a writer process names them.
 PartObjects objects_of(const KeptPart& part) {
-  const auto object = [&part](const std::string& ending) {
-    const std::string name = "rank" + std::to_string(part.rank) + ending;
+  const auto object = [&part](const std::string& name) {
     const auto found = std::ranges::find(part.objects, name, &KeptObject::name);
     if (found == part.objects.end() || part.objects.size() != 3)
       throw Error(ErrorCode::corrupt, "a part of a snapshot is not one rank's").at_path(part.place);
     return &*found;
   };
-  return {object(".tree"), object(".arena"), object(".digests")};
+  const ArenaNames names = arena_names(part.rank);
+  return {object(names.tree), object(names.arena), object(names.digests)};
 }
 
 void make_room(Fd& memory, std::uint64_t bytes) {
