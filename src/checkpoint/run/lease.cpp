@@ -266,7 +266,9 @@ class LeaseState {
   [[nodiscard]] const std::string& place() const noexcept { return run_->name(); }
   [[nodiscard]] milliseconds expires() const noexcept { return expires_; }
   [[nodiscard]] std::stop_token lost() const noexcept { return lost_.get_token(); }
-  [[nodiscard]] std::string why() const {
+  // Empty: the run is this job's. Who loses it on another thread may not have asked for the stop
+  // yet.
+  [[nodiscard]] std::string why_lost() const {
     const std::lock_guard lock(mutex_);
     return why_;
   }
@@ -349,8 +351,8 @@ class LeaseState {
       if (!why_.empty()) return;
       why_ = why;
     }
-    log(LogLevel::warning, "the run " + place() + " is not this job's any more: " + why);
     lost_.request_stop();
+    log(LogLevel::warning, "the run " + place() + " is not this job's any more: " + why);
   }
 
   const std::shared_ptr<Store> run_;
@@ -416,9 +418,10 @@ class RunLease::Held {
       throw Error(ErrorCode::invalid_argument,
                   "this process was forked after its RunLease was made, which is its parent's");
     }
-    if (!state_->lost().stop_requested()) state_->look_at_store();
-    if (!state_->lost().stop_requested()) return;
-    throw Error(ErrorCode::conflict, "the run is not this job's any more: " + state_->why())
+    if (state_->why_lost().empty()) state_->look_at_store();
+    const std::string why = state_->why_lost();
+    if (why.empty()) return;
+    throw Error(ErrorCode::conflict, "the run is not this job's any more: " + why)
         .at_path(state_->place());
   }
 
@@ -439,7 +442,7 @@ class RunLease::Held {
     std::mutex mutex;
     std::condition_variable_any ended;
     std::unique_lock lock(mutex);
-    while (!end.stop_requested() && !state.lost().stop_requested()) {
+    while (!end.stop_requested() && state.why_lost().empty()) {
       (void)ended.wait_for(lock, end, every, [] { return false; });
       if (!end.stop_requested()) work();
     }
@@ -452,7 +455,7 @@ class RunLease::Held {
           const HeedStop heed(end);
           repeat(*state, end, every, [&] {
             state->look_at_store();
-            if (!state->lost().stop_requested()) state->give_sign();
+            if (state->why_lost().empty()) state->give_sign();
           });
           const Settling settling;
           state->give_up();

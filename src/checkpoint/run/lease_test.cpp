@@ -22,6 +22,7 @@
 #include "comm/testing.h"
 #include "conformance/temporary_directory.h"
 #include "io/source.h"
+#include "tessera/library.h"
 #include "tessera/run_lease.h"
 
 namespace tessera {
@@ -157,6 +158,24 @@ TEST(RunLease, ThatIsLostIsNoticedMeanwhile) {
   while (!lease.lost().stop_requested()) std::this_thread::sleep_for(10ms);
   while (names_in(*run).size() > 1) std::this_thread::sleep_for(10ms);
   EXPECT_THAT(names_in(*run), ElementsAre("tessera-lease-2.txt"));
+}
+
+// Whoever asks while its thread still says so hears it, too.
+TEST(RunLease, ThatIsLostIsLostAtOnce) {
+  const auto run = memory_store();
+  RunLease lease(run, kShort);
+  std::atomic<bool> is_asked = false;
+  std::optional<Error> error;
+  set_log([&](LogLevel /*level*/, std::string_view /*message*/) {
+    if (is_asked) return;
+    error = failure_of([&] { lease.require_held(); });
+    is_asked = true;
+  });
+  write(*run, "tessera-lease-2.txt", of_another_host(1));
+  while (!is_asked) std::this_thread::sleep_for(10ms);
+  set_log(nullptr);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::conflict);
 }
 
 // A store that takes nothing any more.
