@@ -20,6 +20,8 @@ namespace [[gnu::visibility("default")]] tessera {
 // program hears warnings without doing anything for it: each is written to stderr once, as
 // `tessera: warning: TEXT`. What all ranks of a training say alike, rank 0 alone writes, told by
 // RANK of the environment as torchrun sets it; what concerns one rank or one file, its own process.
+// Notes (rates, what was chosen and why) are written, too, each time, where the environment has
+// TESSERA_LOG=info.
 
 enum class LogLevel : std::uint8_t { debug, info, warning };
 

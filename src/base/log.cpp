@@ -39,9 +39,16 @@ bool is_new(std::string_view message) {
 }
 
 // One write, so that lines of several ranks stay whole.
-void write(std::string_view message) {
-  const auto line = "tessera: warning: " + std::string(message) + "\n";
+void write(LogLevel level, std::string_view message) {
+  const char* const kind = level == LogLevel::warning ? "warning" : "note";
+  const auto line = std::string("tessera: ") + kind + ": " + std::string(message) + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+// What the default writes.
+bool is_written(LogLevel level, std::string_view message) {
+  if (level == LogLevel::warning) return is_new(message);
+  return level == LogLevel::info && environment_variable("TESSERA_LOG") == "info";
 }
 
 void say(LogLevel level, std::string_view message, bool is_of_all) {
@@ -51,8 +58,8 @@ void say(LogLevel level, std::string_view message, bool is_of_all) {
     listener = hook.current;
   }
   if (listener) return (*listener)(level, message);
-  if (level != LogLevel::warning || (is_of_all && !is_first_rank())) return;
-  if (is_new(message)) write(message);
+  if (is_of_all && !is_first_rank()) return;
+  if (is_written(level, message)) write(level, message);
 }
 
 }  // namespace

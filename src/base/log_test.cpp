@@ -38,6 +38,21 @@ TEST(Log, WithoutAHookWarningsAreWrittenOnce) {
             "tessera: warning: another warning of this test\n");
 }
 
+TEST(Log, NotesAreWrittenToWhoAsksForThem) {
+  const auto written = [] {
+    testing::internal::CaptureStderr();
+    log(LogLevel::debug, "a detail");
+    for (int i = 0; i < 2; ++i) log(LogLevel::info, "the rate");
+    return testing::internal::GetCapturedStderr();
+  };
+  ::setenv("TESSERA_LOG", "info", 1);
+  copy_environment();
+  EXPECT_EQ(written(), "tessera: note: the rate\ntessera: note: the rate\n");
+  ::unsetenv("TESSERA_LOG");
+  copy_environment();
+  EXPECT_EQ(written(), "");
+}
+
 TEST(Log, WhatAllRanksSayRankZeroWrites) {
   const auto written = [](const char* rank, const std::string& text) {
     ::setenv("RANK", rank, 1);
