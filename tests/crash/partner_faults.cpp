@@ -6,7 +6,7 @@
 //   gone     is killed
 //   stopped  is stopped, until all ranks have ended
 //   paused   is stopped for less than a silence
-//   slow     is stopped for 40 ms of each 50, until all ranks have ended
+//   slow     is stopped for 30 ms of each 50, until all ranks have ended
 // None may hang. Beside one that is paused or slow all saves have to be there, whole; of one that
 // is gone or stopped every rank has to hear with the save that failed, by its number, and the rank
 // that copies from it in the log, too. What is saved in the end is the newest that all heard of.
@@ -44,7 +44,7 @@ using testing::Clock;
 namespace fs = std::filesystem;
 
 constexpr int kMostRanks = 4, kHosts = 2, kSaves = 4;
-constexpr milliseconds kSilence{1000};
+constexpr milliseconds kSilence{2000};
 constexpr std::chrono::seconds kLimit{30};
 
 enum class How { gone, stopped, paused, slow };
@@ -96,9 +96,9 @@ int train(const Run& run, Group& group, int rank, Board& board) {
   options.keep = std::chrono::seconds(60);
   options.partner = 1;
   options.idle = false;
+  CheckpointWriter writer(std::shared_ptr<Group>(&group, [](Group*) {}), options);
+  board.writers[rank] = testing::only_child();
   const auto failure = failure_of([&] {
-    CheckpointWriter writer(std::shared_ptr<Group>(&group, [](Group*) {}), options);
-    board.writers[rank] = testing::only_child();
     for (int step = 1; step <= kSaves; ++step) {
       if (rank == 0) ++board.begun;
       writer
@@ -108,10 +108,12 @@ int train(const Run& run, Group& group, int rank, Board& board) {
       board.saved[rank] = step;
     }
   });
-  if (failure) {
-    std::strncpy(board.failures[rank], failure->what(), sizeof board.failures[rank] - 1);
-    board.has_failed[rank] = true;
-  }
+  if (!failure) return 0;
+  std::strncpy(board.failures[rank], failure->what(), sizeof board.failures[rank] - 1);
+  board.has_failed[rank] = true;
+  // Who copies from it hears after a silence of its own.
+  const auto end = Clock::now() + 3 * kSilence;
+  while (!board.is_said && Clock::now() < end) std::this_thread::sleep_for(milliseconds(5));
   return 0;
 }
 
@@ -141,9 +143,9 @@ void disturb(const Run& run, Board& board, const std::vector<testing::Child>& ra
   }
   while (run.how == How::slow && !are_over() && Clock::now() < end) {
     ::kill(writer, SIGSTOP);
-    std::this_thread::sleep_for(milliseconds(40));
+    std::this_thread::sleep_for(milliseconds(30));
     ::kill(writer, SIGCONT);
-    std::this_thread::sleep_for(milliseconds(10));
+    std::this_thread::sleep_for(milliseconds(20));
   }
 }
 
