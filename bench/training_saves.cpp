@@ -3,14 +3,17 @@
 //   bench_training_saves --way none|save|thread|process|overlap|process-overlap --dir D
 //     [--shape width,layers,batch] [--saves 5] [--command TESSERA] [--threads 1]
 // Under torchrun each rank has a part. Prints of each save the milliseconds that its call took,
-// what it cost in all, and a step beside it by one without.
+// what it cost in all, a step beside it by one without, and how many cores were busy in the call.
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <optional>
 #include <string>
@@ -65,6 +68,17 @@ class Training {
   torch::Tensor batch_;
 };
 
+// Seconds of all cores that were not idle, since the machine started.
+double busy_seconds() {
+  std::ifstream text("/proc/stat");
+  std::string name;
+  std::array<double, 8> ticks{};  // user nice system idle iowait irq softirq steal
+  text >> name;
+  for (double& one : ticks) text >> one;
+  return (ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6] + ticks[7]) /
+         static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
@@ -98,6 +112,7 @@ void measure(const Config& config) {
   for (int i = -1; i < config.saves; ++i) {  // the first one makes the arena
     const double alone = median(steps(8));
     const auto place = config.directory + "/" + std::to_string(i % 2);
+    const double busy_before = busy_seconds();
     const double begin = now();
     std::optional<tessera::PendingSave> pending;
     if (writer) {
@@ -106,6 +121,7 @@ void measure(const Config& config) {
       tessera::save(training.state(), place, how);
     }
     const double call = now() - begin;
+    const double busy = busy_seconds() - busy_before;
     // All ranks take as many steps: until the slowest one's save is decided.
     std::vector<double> beside;
     do {
@@ -115,9 +131,9 @@ void measure(const Config& config) {
     if (pending) pending->result();
     if (mesh.rank() != 0 || i < 0) continue;
     const auto count = static_cast<double>(beside.size());
-    std::printf("call %.2f cost %.2f step %.3f steps %zu alone %.2f\n", 1000 * call,
+    std::printf("call %.2f cost %.2f step %.3f steps %zu alone %.2f busy %.2f\n", 1000 * call,
                 1000 * (all - count * alone), (all - call) / (count * alone), beside.size(),
-                1000 * alone);
+                1000 * alone, busy / call);
   }
 }
 
