@@ -177,7 +177,7 @@ class Job:
         started = time.monotonic()
         loaded, line = self.until("a resume", self.resumed)
         is_in_memory = "arena://" in line
-        if f"step{EVERY} " not in line or is_in_memory != self.way.in_memory:
+        if not re.search(rf"/step{EVERY}[ #]", line) or is_in_memory != self.way.in_memory:
             raise SystemExit(f"{self.way.name}: {line}")
         self.until("the next step", lambda: self.steps() > EVERY)
         ended = time.monotonic()
