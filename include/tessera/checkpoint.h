@@ -39,6 +39,8 @@ enum class CheckpointKind : std::uint8_t {
   torchscript,  // an archive of C++'s torch::save or torch.jit.save: read, not written
   exported,     // an archive of torch.export.save: read, not written
   arena,        // what writer processes keep in memory (WriterOptions::keep): read, not written
+  deepspeed,    // DeepSpeed's ZeRO, on any number of ranks: read, not written
+  deepspeed_universal,  // what its ds_to_universal makes of that: read, not written
 };
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 

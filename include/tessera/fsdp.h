@@ -127,8 +127,7 @@ template <detail::AnyModulePointer Module, detail::NoOptions Call>
 // alike on every rank. Whole values may be put into the module with set_data, on every rank. They
 // are taken over when the module is next called or saved, when this function is called, and by
 // AdamW::step. (An optimizer of torch::optim that steps before that changes the old values, and the
-// new ones win.) Throws `invalid_argument` naming the parameter if its values have another shape or
-// device.
+// new ones win.) Throws `invalid_argument` naming the parameter if its shape or device is another.
 [[nodiscard]] std::vector<ShardedParameter> sharded_parameters(ModuleRef module);
 
 // The following act on every unit at or below `module`. tessera/unit_controls.h has more that can

@@ -79,11 +79,9 @@ class Mesh {
   // which carries signs of life from threads of its own. Checkpoint save and load take this. They
   // wait for slow ranks, and they name a rank that is stopped or killed, on all others. Two threads
   // that call it at once get `conflict`. One thread may use it while another trains. Made when
-  // first asked for, which is collective; throws `timeout` or `peer_failed` if a rank does not
-  // come.
+  // first asked for: collective, `timeout` or `peer_failed` if a rank does not come.
   [[nodiscard]] Group& checkpoint_group() const;
-  // Another one, for a CheckpointWriter alone. Each call makes one, which may outlive the mesh.
-  // Collective.
+  // Another one, for a CheckpointWriter alone; it may outlive the mesh. Each call is collective.
   [[nodiscard]] std::shared_ptr<Group> writer_group() const;
   // Null for one rank alone. Not for children of fork(): a call of Gloo's waits there for ever.
   [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const noexcept;

@@ -1,5 +1,6 @@
 #include "checkpoint/background/job_message.h"
 
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/save/messages.h"
 #include "checkpoint/save/save_plan.h"
 #include "tessera/error.h"
@@ -7,7 +8,7 @@
 namespace tessera {
 
 constexpr CheckpointKind last_of(CheckpointKind) {
-  return CheckpointKind::arena;
+  return kKinds.back().kind;
 }
 auto fields(FieldsOf<FlatUnit> auto& unit) {
   return std::tie(unit.path, unit.names);

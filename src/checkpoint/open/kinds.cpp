@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/deepspeed.h"
 #include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
@@ -123,7 +124,8 @@ bool has_known_name(std::string_view name) {
     return is_one_of(name, "config.yaml", olmo::kWorldFile, "model.pt", "optim.pt", "train.pt",
                      "other.pt", "optim.safetensors", kSafetensorsSet.usual,
                      kSafetensorsSet.usual_index, kTorchSet.usual, kTorchSet.usual_index) ||
-           rank_of_own(name, "") || is_dcp_file(name) || is_world_size_file(name);
+           rank_of_own(name, "") || is_dcp_file(name) || is_world_size_file(name) ||
+           deepspeed::is_file(name);
   }
   const std::string_view folder = name.substr(0, slash);
   const std::string_view file = name.substr(slash + 1);

@@ -33,7 +33,7 @@ struct KindRow {
 };
 
 // In the order of CheckpointKind.
-inline constexpr std::array<KindRow, 11> kKinds = {{
+inline constexpr std::array<KindRow, 13> kKinds = {{
     {CheckpointKind::dcp, "dcp", "", {}, true, true, true, false},
     {CheckpointKind::torch_file, "torch", "model.pt", kTorchEnds, true, true, false, false},
     {CheckpointKind::safetensors, "safetensors", "model.safetensors", kSafetensorsEnds, true, true,
@@ -46,6 +46,15 @@ inline constexpr std::array<KindRow, 11> kKinds = {{
     {CheckpointKind::torchscript, "torchscript", "model.pt", {}, false, false, false, false},
     {CheckpointKind::exported, "exported", "model.pt2", {}, false, false, false, false},
     {CheckpointKind::arena, "arena", "", {}, false, false, true, false},
+    {CheckpointKind::deepspeed, "deepspeed", "", {}, false, false, true, false},
+    {CheckpointKind::deepspeed_universal,
+     "deepspeed-universal",
+     "",
+     {},
+     false,
+     false,
+     false,
+     false},
 }};
 
 // Throws `invalid_argument` for an option that was given and that a checkpoint of this kind has no

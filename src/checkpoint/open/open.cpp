@@ -16,6 +16,7 @@
 
 #include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/deepspeed.h"
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
@@ -265,13 +266,14 @@ constexpr auto kOpener = [](const std::shared_ptr<Store>& store,
 
 // The first that has files is the directory's. Of `rank{r}.pt` their content says whether they are
 // OLMo's.
-constexpr std::array<DirectoryKind, 9> kDirectoryKinds{
+constexpr std::array<DirectoryKind, 10> kDirectoryKinds{
     {{CheckpointKind::olmo_torch_new, has_torch_new_files, kOpener<open_olmo_torch_new>},
      {CheckpointKind::olmo_full, has_full_files, kOpener<open_olmo_full>},
      {CheckpointKind::dcp, has_rank_metadata, kOpener<open_dcp>},
      {CheckpointKind::olmo_local, has_local_files, kOpener<open_local>},
      {CheckpointKind::olmo_legacy, has_rank_files, kOpener<open_rank_files>},
      {CheckpointKind::rank_files, has_world_size_files, kOpener<open_world_size_files>},
+     {CheckpointKind::deepspeed, has_deepspeed_files, kOpener<open_deepspeed>},
      {CheckpointKind::safetensors, has_safetensors, open_safetensors_directory},
      {CheckpointKind::torch_file, has_torch_set, open_torch_directory},
      {CheckpointKind::arena, has_arena_files, kOpener<open_arena>}}};
@@ -333,8 +335,15 @@ Place place_of(const Location& given) {
 
 std::vector<ObjectInfo> deciding_files(const Store& store) {
   std::vector<ObjectInfo> files = store.list_level();
-  for (const char* part : {"model", "model_and_optim"}) {
+  const auto add = [&](const std::string& part) {
     for (ObjectInfo& file : store.list_level(part)) files.push_back(std::move(file));
+  };
+  for (const char* part : {"model", "model_and_optim"}) add(part);
+  if (const auto latest = deepspeed::latest_of(store, files)) add(*latest);
+  const auto found = std::ranges::find_if(files, deepspeed::is_file, &ObjectInfo::name);
+  if (found != files.end()) {
+    const std::string directory = found->name.substr(0, found->name.rfind('/') + 1);
+    add(directory + std::string(deepspeed::kUniversalFolder));
   }
   return files;
 }

@@ -90,8 +90,13 @@ void require_whole(const Value& tree, const std::string& path);
 [[nodiscard]] Checkpoint open_arena(const std::shared_ptr<Store>& store,
                                     const std::vector<ObjectInfo>& files);
 
-// One level decides what a directory is, and that of the directories where the OLMo kinds have
-// files: below a directory that is no checkpoint there may be anything.
+// DeepSpeed's ZeRO (docs/formats/deepspeed.md).
+[[nodiscard]] bool has_deepspeed_files(const std::vector<ObjectInfo>& files);
+[[nodiscard]] Checkpoint open_deepspeed(const std::shared_ptr<Store>& store,
+                                        const std::vector<ObjectInfo>& files);
+
+// One level decides what a directory is, and that of the directories where the OLMo kinds and
+// DeepSpeed have files: below a directory that is no checkpoint there may be anything.
 [[nodiscard]] std::vector<ObjectInfo> deciding_files(const Store& store);
 // The OLMo kind that a directory is opened as, by the names of its files, if any. Of files of ranks
 // some may be elsewhere.

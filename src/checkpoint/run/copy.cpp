@@ -15,6 +15,7 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "checkpoint/open/directory.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/under_way.h"
@@ -175,12 +176,6 @@ UploadOptions upload_options(const CopyOptions& options) {
           .stop = options.stop};
 }
 
-bool has_no_marker(CheckpointKind kind) {
-  return is_one_of(kind, CheckpointKind::safetensors, CheckpointKind::torch_file,
-                   CheckpointKind::rank_files, CheckpointKind::torchscript,
-                   CheckpointKind::exported, CheckpointKind::arena);
-}
-
 bool has_option(const std::string& option) {
   return is_one_of(option, "--ignore-index", "--accept");
 }
@@ -221,7 +216,8 @@ UploadReport copied_directory(const Location& from, const Location& to,
   const bool is_marked = !marker_in(*directory_store(from)).empty();
   const bool is_any = options.allow_incomplete || options.open.partial;
   const auto whole = is_any ? std::nullopt : kind_of_whole(from, options);
-  const bool is_unmarked = !is_marked && has_no_marker(whole ? *whole : kind_of_any(from, options));
+  const bool is_unmarked =
+      !is_marked && !is_marked_kind(whole ? *whole : kind_of_any(from, options));
   return is_unmarked ? upload_unmarked(from, to, upload_options(options))
                      : upload(from, to, upload_options(options));
 }

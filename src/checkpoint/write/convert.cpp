@@ -183,6 +183,8 @@ void write_target(ConvertJob& job) {
     case CheckpointKind::torchscript:
     case CheckpointKind::exported:
     case CheckpointKind::arena:
+    case CheckpointKind::deepspeed:
+    case CheckpointKind::deepspeed_universal:
       break;  // has no destination
   }
   if (job.appears_whole) job.counters.add(job.checks->read_rest(job.threads, job.meter.stop()));
