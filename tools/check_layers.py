@@ -17,7 +17,7 @@ LAYERS = ["base", "layout", "io", "value", "format", "storage", "comm", "checkpo
 BAR = LAYERS.index("torch")  # from here on libtorch is allowed
 # The rooms of a folder: each includes itself, the rooms before it and what stands beside the rooms.
 ROOMS = {
-    "format": ["pickle", "zip", "torch", "safetensors", "exported", "dcp", "sharded", "olmo"],
+    "format": ["pickle", "zip", "torch", "safetensors", "gguf", "exported", "dcp", "sharded", "olmo"],
     "storage": ["memory", "posix", "arena", "cache", "http", "s3", "hub"],
     "torch": ["test_device"],
     "checkpoint": ["read", "dcp", "open", "load", "save", "write", "together", "check", "run", "background"],
