@@ -80,7 +80,8 @@ void require_kind(std::optional<CheckpointKind> told, const Checkpoint& opened) 
     const bool is_other =
         opened.kind == CheckpointKind::dcp || opened.kind == CheckpointKind::safetensors ||
         opened.kind == CheckpointKind::torch_file || opened.kind == CheckpointKind::rank_files ||
-        opened.kind == CheckpointKind::torchscript || opened.kind == CheckpointKind::exported;
+        opened.kind == CheckpointKind::torchscript || opened.kind == CheckpointKind::exported ||
+        opened.kind == CheckpointKind::gguf;
     return require(is_other, "none of OLMo's kinds is opened as " + kind);
   }
   if (*told == CheckpointKind::olmo_legacy)

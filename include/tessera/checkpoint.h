@@ -41,6 +41,7 @@ enum class CheckpointKind : std::uint8_t {
   arena,        // what writer processes keep in memory (WriterOptions::keep): read, not written
   deepspeed,    // DeepSpeed's ZeRO, on any number of ranks: read, not written
   deepspeed_universal,  // what its ds_to_universal makes of that: read, not written
+  gguf,         // a file of llama.cpp (docs/formats/gguf.md): read, not written
 };
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 
@@ -154,9 +155,8 @@ struct Checkpoint {
 // Saving ------------------------------------------------------------------------------------------
 // Saves `tree` as DCP or one of OLMo's kinds, in a directory or a store, or as one file.
 //
-// A file of torch.save or safetensors is saved by one process, whose tree holds every tensor whole.
-// A group of several ranks is `unsupported`, and a tensor with a missing part is `incomplete`. The
-// file appears complete or not at all.
+// A file of torch.save or safetensors appears complete or not at all. One process saves it, whose
+// tree has every tensor whole: several ranks are `unsupported`, a missing part is `incomplete`.
 //
 // A directory is saved by all ranks together: the call is collective over `group`, and each rank
 // gives its own tree of the same structure. Tensor leaves carry the rank's own pieces, in memory, a

@@ -86,9 +86,9 @@ struct ConvertOptions {
   // each of them. Else it is written under the first by name, and the metadata notes the others, as
   // safetensors.torch.save_model does (docs/formats/safetensors.md).
   bool keep_duplicates = false;
-  // Writes quantized weights (docs/formats/safetensors.md) as this floating type, without their
-  // scales. `only` and `rename` see the resulting names. Unset: quantized weights are copied as
-  // they are.
+  // Writes quantized weights (docs/formats/safetensors.md, gguf.md) as this floating type, without
+  // their scales. `only` and `rename` see the resulting names. Unset: quantized weights are copied
+  // as they are.
   std::optional<DType> dequantize;
   OpenOptions open;
   ProgressHook progress = {};

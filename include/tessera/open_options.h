@@ -12,7 +12,7 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 struct OpenOptions {
-  std::uint64_t header_limit = 100'000'000;  // bytes of safetensors headers; longer is `limit`
+  std::uint64_t header_limit = 100'000'000;  // bytes before the data of safetensors and GGUF
   std::stop_token stop = {};                 // asked at each look into the store
   bool part = false;  // one file of several ranks': its local tensors; else it is `incomplete`
   bool raw = false;   // torch.save: whole modules as pickled, else as what state_dict() gives
@@ -24,7 +24,8 @@ struct OpenOptions {
   // (vLLM's sharded state): those of this rank.
   std::optional<int> rank = {};
   // Faults to pass over, with a warning; another word is `invalid_argument`. "trailing-bytes":
-  // bytes behind the last tensor of a safetensors file, or behind the end of a zip of torch.save.
+  // bytes behind the last tensor of a safetensors or GGUF file, or behind the end of a zip of
+  // torch.save.
   std::vector<std::string> accept = {};
 };
 

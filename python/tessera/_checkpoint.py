@@ -34,16 +34,16 @@ def open(
     """Opens a checkpoint of any kind: a file, a directory or a URL.
 
     Reads its metadata and proves that the pieces of every tensor are there; no element is read.
-    `threads` and `memory` (bytes of buffers) bound each read. A longer header of a safetensors file
-    than `header_limit` bytes is refused. A file that one of several ranks saved of its part is
+    `threads` and `memory` (bytes of buffers) bound each read. A longer header of a safetensors or GGUF
+    file than `header_limit` bytes is refused. A file that one of several ranks saved of its part is
     incomplete; with `part` it is opened for what it holds, the ranks' tensors as their local ones.
     A whole module that torch.save pickled is what its state_dict() would be, with a warning that says
     so; with `raw` it is the object that it was pickled as.
 
     What lies in a file that is missing is incomplete for who asks for it; with `partial` it is left out. With
     `ignore_index` the files of a set say what they hold, not its index. `rank` chooses among files that ranks wrote under
-    the same names (vLLM). `accept` has faults to pass over: "trailing-bytes" behind the last tensor of a safetensors file,
-    or behind the end of one of torch.save.
+    the same names (vLLM). `accept` has faults to pass over: "trailing-bytes" behind the last tensor of a safetensors or
+    GGUF file, or behind the end of one of torch.save.
 
     >>> import tessera
     >>> with tessera.open(example) as checkpoint:

@@ -211,7 +211,8 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
          {"bf16", "fp16", "fp32"});
   command->add_flag(
       "--dequantize", options->dequantize,
-      "turn block-scaled float8 and MXFP4 weights into floating point: --dtype, else fp32");
+      "turn block-scaled float8, MXFP4 and GGUF's Q8_0, Q4_0 and Q4_1 weights into floating point: "
+      "--dtype, else fp32");
   command
       ->add_option("--ranks", options->convert.ranks,
                    "dcp and olmo kinds except olmo-full: number of ranks to write for")
@@ -223,9 +224,10 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
   command->add_flag("--keep-duplicates", options->convert.keep_duplicates,
                     "safetensors: write a tensor that has several names (tied weights) under each "
                     "of them; else once, and the metadata notes the other names");
-  as_size(command->add_option("--header-limit", options->convert.open.header_limit,
-                              "read safetensors headers up to this size; default: 100MB"),
-          true);
+  as_size(
+      command->add_option("--header-limit", options->convert.open.header_limit,
+                          "read headers of safetensors and GGUF up to this size; default: 100MB"),
+      true);
   add_open(*command, options->convert.open);
   add_olmo(*command, options->convert);
   add_work(*command, options->convert);

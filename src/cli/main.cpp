@@ -70,7 +70,8 @@ void add_choice(CLI::App& command, OpenOptions& open) {
                    "a set with an index: go by what the files say");
   one_of(one_each(command.add_option("--accept", open.accept,
                                      "a fault to pass over: bytes behind the last tensor of a "
-                                     "safetensors file, or behind the end of one of torch.save")),
+                                     "safetensors or GGUF file, or behind the end of one of "
+                                     "torch.save")),
          {"trailing-bytes"});
 }
 

@@ -22,6 +22,7 @@
 #include "checkpoint/open/tree_json.h"
 #include "checkpoint/read/zstd.h"
 #include "format/exported/exported.h"
+#include "format/gguf/gguf.h"
 #include "format/pickle/scan.h"
 #include "format/safetensors/safetensors.h"
 #include "format/torch/rebuild.h"
@@ -287,11 +288,36 @@ class Scan {
     if (const Magic* foreign = foreign_kind(head))
       throw Error(ErrorCode::unsupported, std::string(foreign->what) + " is not looked into");
     if (begins(head, kNumpy)) return array(source, where, head, depth);
+    header_or_pickle(source, where, head, said, depth);
+  }
+
+  template <typename Read>
+  static std::optional<Error> refusal_of(const Read& read) {
+    try {
+      read();
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::cancelled) throw;
+      return error;
+    }
+    return std::nullopt;
+  }
+
+  // A header of raw tensors, or a pickle: one may look like the other. The letters of GGUF are the
+  // opcode of a number.
+  void header_or_pickle(const Source& source, const std::string& where, const Head& head, Said said,
+                        int depth) {
+    const bool like_gguf = begins(head, gguf::kMagic);
     const bool like_safetensors = head[8] == '{' && source->size() > 8;  // a length and a brace
     std::optional<Error> refusal;
-    if (like_safetensors) refusal = refusal_of_safetensors(*source, where, depth);
-    const bool pickle = pickles(source, where, like_safetensors ? Said::nothing : said, depth);
-    const bool named = said == Said::pickle || where.ends_with(".safetensors");
+    if (like_gguf) {
+      refusal = refusal_of([&] { (void)gguf::read_header(*source); });
+    } else if (like_safetensors) {
+      refusal = refusal_of([&] { in_safetensors(*source, where, depth); });
+    }
+    const bool like_other = like_gguf || like_safetensors;
+    const bool pickle = pickles(source, where, like_other ? Said::nothing : said, depth);
+    const bool named =
+        said == Said::pickle || where.ends_with(".safetensors") || where.ends_with(".gguf");
     if (refusal && !pickle && named) problem(*refusal, where);
   }
 
@@ -333,23 +359,15 @@ class Scan {
     }
   }
 
-  // JSON and raw tensors, and in our own entry of the JSON archives of torch.save. A pickle may
-  // look like one.
-  std::optional<Error> refusal_of_safetensors(const ByteSource& source, const std::string& where,
-                                              int depth) {
-    try {
-      const safetensors::Header header = safetensors::read_header(source);
-      for_each_archive(header.metadata, [&](std::vector<std::byte> bytes) {
-        const std::string inside = where + ":" + kTreeKey;
-        guarded(inside, [&] {
-          any(memory_source(std::move(bytes), inside), inside, Said::pickle, depth + 1);
-        });
+  // JSON and raw tensors, and in our own entry of the JSON archives of torch.save.
+  void in_safetensors(const ByteSource& source, const std::string& where, int depth) {
+    const safetensors::Header header = safetensors::read_header(source);
+    for_each_archive(header.metadata, [&](std::vector<std::byte> bytes) {
+      const std::string inside = where + ":" + kTreeKey;
+      guarded(inside, [&] {
+        any(memory_source(std::move(bytes), inside), inside, Said::pickle, depth + 1);
       });
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::cancelled) throw;
-      return error;
-    }
-    return std::nullopt;
+    });
   }
 
   // Storages are raw; anything else may be a pickle of its own.
@@ -504,7 +522,7 @@ bool is_metadata(std::string_view name) {
 // Whether a file of that name is a checkpoint's, whatever is in it. Others may be, too.
 bool is_named_so(const std::string& name) {
   return said_by(name) == Said::pickle || is_metadata(name) || name.ends_with(".safetensors") ||
-         name.ends_with(".distcp");
+         name.ends_with(".gguf") || name.ends_with(".distcp");
 }
 
 // What is not looked into when a directory is listed: links to directories, and what is closed.

@@ -45,7 +45,7 @@ void require_presence_used(const OpenOptions& options, CheckpointKind kind,
   const bool is_safetensors = kind == CheckpointKind::safetensors;
   const bool may_trail =
       is_safetensors || is_one_of(kind, CheckpointKind::torch_file, CheckpointKind::torchscript,
-                                  CheckpointKind::exported);
+                                  CheckpointKind::exported, CheckpointKind::gguf);
   if (options.rank && !is_safetensors) refuse_option("--rank", kind, path);
   if (!options.accept.empty() && !may_trail) refuse_option("--accept", kind, path);
   if (options.ignore_index && !is_safetensors && kind != CheckpointKind::torch_file)
@@ -55,7 +55,7 @@ void require_presence_used(const OpenOptions& options, CheckpointKind kind,
 void require_used(const OpenOptions& options, const Checkpoint& opened) {
   require_presence_used(options, opened.kind, opened.path);
   if (options.header_limit != OpenOptions{}.header_limit &&
-      opened.kind != CheckpointKind::safetensors)
+      !is_one_of(opened.kind, CheckpointKind::safetensors, CheckpointKind::gguf))
     refuse_option("--header-limit", opened.kind, opened.path);
   if (opened.kind == CheckpointKind::torch_file) return;
   if (options.part) refuse_option("--part", opened.kind, opened.path);

@@ -20,6 +20,7 @@ namespace tessera {
 using Extensions = std::array<std::string_view, 4>;  // unused ones are empty
 inline constexpr Extensions kTorchEnds{".pt", ".pth", ".bin", ".ckpt"};
 inline constexpr Extensions kSafetensorsEnds{".safetensors"};
+inline constexpr Extensions kGgufEnds{".gguf"};
 
 struct KindRow {
   CheckpointKind kind;
@@ -33,7 +34,7 @@ struct KindRow {
 };
 
 // In the order of CheckpointKind.
-inline constexpr std::array<KindRow, 13> kKinds = {{
+inline constexpr std::array<KindRow, 14> kKinds = {{
     {CheckpointKind::dcp, "dcp", "", {}, true, true, true, false},
     {CheckpointKind::torch_file, "torch", "model.pt", kTorchEnds, true, true, false, false},
     {CheckpointKind::safetensors, "safetensors", "model.safetensors", kSafetensorsEnds, true, true,
@@ -55,6 +56,7 @@ inline constexpr std::array<KindRow, 13> kKinds = {{
      false,
      false,
      false},
+    {CheckpointKind::gguf, "gguf", "model.gguf", kGgufEnds, false, false, false, false},
 }};
 
 // Throws `invalid_argument` for an option that was given and that a checkpoint of this kind has no

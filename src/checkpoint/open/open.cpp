@@ -24,6 +24,7 @@
 #include "checkpoint/read/guard.h"
 #include "checkpoint/read/select.h"
 #include "checkpoint/read/side_file.h"
+#include "format/gguf/gguf.h"
 #include "format/safetensors/index.h"
 #include "format/torch/stream.h"
 #include "io/source.h"
@@ -54,9 +55,8 @@ struct Foreign {
   std::string_view magic;
   std::string_view name;
 };
-constexpr std::array<Foreign, 8> kForeign{
-    {{"GGUF", "a GGUF file"},
-     {"\x89HDF\r\n\x1a\n", "an HDF5 file"},
+constexpr std::array<Foreign, 7> kForeign{
+    {{"\x89HDF\r\n\x1a\n", "an HDF5 file"},
      {"\x93NUMPY", "a .npy file of numpy"},
      {"\x1f\x8b", "compressed by gzip: unpack it first"},
      {"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it first"},
@@ -86,18 +86,24 @@ void refuse_part(const Store& store, const std::string& name) {
       .at_path(store.name() + "/" + name);
 }
 
+bool is_gguf(const Head& head) {
+  return gguf::kMagic == std::string_view(reinterpret_cast<const char*>(head.data()), 4);
+}
+
 // The content decides, not the name: a little-endian length and a brace is safetensors, a zip or a
-// pickle is torch.save's. The brace comes first: a length may begin with the bytes of "PK", while a
-// zip has its first method there, and no method has that number.
+// pickle is torch.save's. The brace comes before the zip: a length may begin with the bytes of
+// "PK", while a zip has its first method there, and no method has that number. Of GGUF the number
+// of tensors stands there, which may be a brace; no header of safetensors is as long as its magic.
 CheckpointKind kind_of_file(const ByteSource& source) {
   if (source.size() == 0)
     throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
   const Head head = head_of<10>(source);
+  if (is_gguf(head)) return CheckpointKind::gguf;
   if (head[8] == '{') return CheckpointKind::safetensors;
   if (is_zip(head)) return CheckpointKind::torch_file;
   refuse_foreign(head, source);
   const auto named = kind_of_file_name(source.name());
-  if (named == CheckpointKind::safetensors) return CheckpointKind::safetensors;
+  if (named && is_one_of(*named, CheckpointKind::safetensors, CheckpointKind::gguf)) return *named;
   if (is_stream(head, source) || named == CheckpointKind::torch_file)
     return CheckpointKind::torch_file;
   throw Error(ErrorCode::corrupt, "neither a zip of torch.save nor a safetensors file")
@@ -396,9 +402,14 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& objec
   if (object.name.ends_with(safetensors::kIndexSuffix))
     return open_safetensors_index(store, object.name, options);
   if (safetensors::is_index(object.name)) return open_torch_index(store, object.name, options);
-  return kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
-             ? open_torch(store, object, options)
-             : open_safetensors(store, {object}, options);
+  switch (kind_of_file(*store->open(object.name))) {
+    case CheckpointKind::torch_file:
+      return open_torch(store, object, options);
+    case CheckpointKind::gguf:
+      return open_gguf(store, object, options);
+    default:
+      return open_safetensors(store, {object}, options);
+  }
 }
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {

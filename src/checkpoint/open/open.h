@@ -58,6 +58,8 @@ void require_whole(const Value& tree, const std::string& path);
 [[nodiscard]] std::shared_ptr<const ByteSource> without_tail(std::shared_ptr<const LazySource> file,
                                                              const OpenOptions& options,
                                                              Checkpoint& checkpoint);
+[[nodiscard]] Checkpoint open_gguf(std::shared_ptr<Store> store, const ObjectInfo& file,
+                                   const OpenOptions& options = {});
 // With modules as they were pickled, whose every tensor belongs to the files; as Checkpoint::open
 // has them where that is `unsafe`.
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake

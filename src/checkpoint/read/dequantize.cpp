@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -16,7 +17,9 @@
 #include "base/process.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/reader.h"
+#include "format/gguf/gguf.h"
 #include "tessera/error.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -41,17 +44,18 @@ std::vector<float> scale_values(DType dtype, std::span<const std::byte> bytes) {
   return values;
 }
 
-// Elements of a tensor that are computed from those of two others. The bytes of both that carry a
-// checksum are checked when the last element has been read.
+// Elements of a tensor that are computed from those of another, and of its scales if these are a
+// tensor of their own. The bytes of both that carry a checksum are checked when the last element
+// has been read.
 class Computed : public ByteSource {
  public:
-  Computed(const Leaf& quantized, const Leaf& scales, std::int64_t count, DType to)
-      : quantized_(quantized.value),
-        scales_(scales.value),
-        scales_name_(scales.name),
-        count_(count),
-        to_(to),
-        name_(quantized.name) {
+  // `scales`: null: there are none.
+  Computed(const Leaf& quantized, const Leaf* scales, std::int64_t count, DType to)
+      : quantized_(quantized.value), count_(count), to_(to), name_(quantized.name) {
+    if (scales != nullptr) {
+      scales_ = scales->value;
+      scales_name_ = scales->name;
+    }
     (void)readers();  // refuses what cannot be read
   }
 
@@ -100,7 +104,7 @@ class Computed : public ByteSource {
   std::vector<float> scales(std::int64_t begin, std::int64_t count) const {
     const Tensor& tensor = scales_.as_tensor();
     std::vector<std::byte> bytes(static_cast<std::size_t>(count) * size_of(tensor.dtype));
-    readers().scales.read(whole(tensor.shape), begin, count, bytes.data());
+    readers().scales->read(whole(tensor.shape), begin, count, bytes.data());
     return scale_values(tensor.dtype, bytes);
   }
 
@@ -108,16 +112,19 @@ class Computed : public ByteSource {
   struct Readers {
     Readers(const Value& quantized, const std::string& name, const Value& by,
             const std::string& by_name)
-        : elements(quantized.as_tensor(), name), scales(by.as_tensor(), by_name) {}
+        : elements(quantized.as_tensor(), name) {
+      if (by.is(Value::Kind::tensor)) scales.emplace(by.as_tensor(), by_name);
+    }
 
     void compare_checksums() {
       elements.hand_over(checks);
-      scales.hand_over(checks);
+      if (scales) scales->hand_over(checks);
       checks.read_rest(1);
     }
 
     std::mutex mutex;  // guards what follows
-    TensorReader elements, scales;
+    TensorReader elements;
+    std::optional<TensorReader> scales;
     StorageChecks checks;  // of both tensors
   };
   [[nodiscard]] Readers& readers() const {
@@ -126,7 +133,7 @@ class Computed : public ByteSource {
   }
 
   Value quantized_;
-  Value scales_;
+  Value scales_;  // none: there are none
   std::string scales_name_;
   std::int64_t count_;
   DType to_;
@@ -148,7 +155,7 @@ struct KnownScales {
 class BlockScaled final : public Computed {
  public:
   BlockScaled(const Leaf& weight, const Leaf& scales, DType to)
-      : Computed(weight, scales, numel(weight.value.as_tensor().shape), to),
+      : Computed(weight, &scales, numel(weight.value.as_tensor().shape), to),
         columns_(weight.value.as_tensor().shape[1]),
         values_(float8_values(weight.value.as_tensor().dtype)) {}
 
@@ -193,7 +200,7 @@ class BlockScaled final : public Computed {
 class Mxfp4 final : public Computed {
  public:
   Mxfp4(const Leaf& blocks, const Leaf& scales, DType to)
-      : Computed(blocks, scales,
+      : Computed(blocks, &scales,
                  checked_mul<std::int64_t>(numel(blocks.value.as_tensor().shape), 2), to),
         group_(blocks.value.as_tensor().shape.back()),
         as_bytes_(scales.value.as_tensor().dtype == DType::uint8),
@@ -226,6 +233,25 @@ class Mxfp4 final : public Computed {
   std::int64_t group_;  // bytes that share a scale
   bool as_bytes_;       // the scales are float8_e8m0fnu by another name
   std::array<float, 256> powers_;
+};
+
+// Blocks of GGUF, which have their scales in them.
+class GgufBlocks final : public Computed {
+ public:
+  GgufBlocks(const Leaf& blocks, const gguf::ElementType& type, std::int64_t count, DType to)
+      : Computed(blocks, nullptr, count, to), type_(type) {}
+
+ private:
+  void compute(std::int64_t begin, std::span<float> out) const override {
+    const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
+    const std::int64_t first = begin / type_.elements;
+    const std::int64_t count = (end + type_.elements - 1) / type_.elements - first;
+    std::vector<float> values(static_cast<std::size_t>(count * type_.elements));
+    gguf::decode(type_, elements(first * type_.bytes, count * type_.bytes), values);
+    std::copy_n(values.begin() + (begin - first * type_.elements), out.size(), out.begin());
+  }
+
+  const gguf::ElementType& type_;
 };
 
 [[noreturn]] void refuse(ErrorCode code, const Leaf& quantized, const Leaf& scales,
@@ -329,17 +355,42 @@ Leaf mxfp4(const Leaf& blocks, const Leaf& scales, DType to) {
   return leaf;
 }
 
-// Quantized tensors and their scales, which go by each other's names.
+Leaf gguf_blocks(const Leaf& blocks, const std::string& name, DType to) {
+  const gguf::ElementType* const type = gguf::type_named(name);
+  if (type == nullptr || !gguf::can_decode(*type)) {
+    throw Error(ErrorCode::unsupported, "blocks of type " + printable(name, 60) +
+                                            " are not dequantized; without --dequantize they are "
+                                            "copied as they are")
+        .at_key(blocks.name);
+  }
+  const Tensor& tensor = blocks.value.as_tensor();
+  if (tensor.dtype != DType::uint8 || tensor.shape.empty() ||
+      tensor.shape.back() % type->bytes != 0) {
+    throw Error(ErrorCode::mismatch, std::string(to_string(tensor.dtype)) + " " +
+                                         to_string(tensor.shape) +
+                                         ", expected bytes in blocks of " +
+                                         std::to_string(type->bytes) + " (" + name + ")")
+        .at_key(blocks.name);
+  }
+  Shape shape = tensor.shape;
+  shape.back() = checked_mul(shape.back() / type->bytes, type->elements);
+  const std::int64_t count = numel(shape);
+  return computed_leaf(blocks.name, std::move(shape), to,
+                       std::make_shared<GgufBlocks>(blocks, *type, count, to), blocks);
+}
+
+// Quantized tensors and their scales or types, which go by each other's names.
 class Pairs {
  public:
   explicit Pairs(const std::vector<Leaf>& leaves) {
     for (const Leaf& leaf : leaves) {
       if (leaf.value.is(Value::Kind::tensor)) tensors_.emplace(leaf.name, &leaf);
+      if (leaf.value.is(Value::Kind::string)) texts_.emplace(leaf.name, &leaf);
     }
   }
 
   [[nodiscard]] bool is_scale(const Leaf& leaf) const {
-    return partner(leaf, kWeightScale, kWeight) != nullptr ||
+    return is_type(leaf) || partner(leaf, kWeightScale, kWeight) != nullptr ||
            partner(leaf, kScales, kBlocks) != nullptr;
   }
 
@@ -348,6 +399,7 @@ class Pairs {
     if (const Leaf* scales = partner(leaf, kWeight, kWeightScale))
       return block_scaled(leaf, *scales, to);
     if (const Leaf* exponents = partner(leaf, kBlocks, kScales)) return mxfp4(leaf, *exponents, to);
+    if (const std::string* type = type_of(leaf)) return gguf_blocks(leaf, *type, to);
     return leaf;
   }
 
@@ -361,7 +413,21 @@ class Pairs {
     return found == tensors_.end() ? nullptr : found->second;
   }
 
+  // The type of a tensor's blocks, as a GGUF file says it; null: none.
+  [[nodiscard]] const std::string* type_of(const Leaf& leaf) const {
+    if (!tensors_.contains(leaf.name)) return nullptr;
+    const auto found = texts_.find(type_prefix() + leaf.name);
+    return found == texts_.end() ? nullptr : &found->second->value.as_string();
+  }
+  [[nodiscard]] bool is_type(const Leaf& leaf) const {
+    const std::string prefix = type_prefix();
+    return texts_.contains(leaf.name) && leaf.name.starts_with(prefix) &&
+           tensors_.contains(std::string_view(leaf.name).substr(prefix.size()));
+  }
+  static std::string type_prefix() { return std::string(gguf::kTypesDict) + "."; }
+
   std::unordered_map<std::string_view, const Leaf*> tensors_;
+  std::unordered_map<std::string_view, const Leaf*> texts_;  // strings
 };
 
 void require_target(DType to) {

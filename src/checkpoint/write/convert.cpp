@@ -185,6 +185,7 @@ void write_target(ConvertJob& job) {
     case CheckpointKind::arena:
     case CheckpointKind::deepspeed:
     case CheckpointKind::deepspeed_universal:
+    case CheckpointKind::gguf:
       break;  // has no destination
   }
   if (job.appears_whole) job.counters.add(job.checks->read_rest(job.threads, job.meter.stop()));
