@@ -179,14 +179,8 @@ void write_target(ConvertJob& job) {
     case CheckpointKind::olmo_local:
       write_olmo(job);
       break;
-    case CheckpointKind::rank_files:
-    case CheckpointKind::torchscript:
-    case CheckpointKind::exported:
-    case CheckpointKind::arena:
-    case CheckpointKind::deepspeed:
-    case CheckpointKind::deepspeed_universal:
-    case CheckpointKind::gguf:
-      break;  // has no destination
+    default:
+      break;  // is not written (KindRow::is_written), and has no destination
   }
   if (job.appears_whole) job.counters.add(job.checks->read_rest(job.threads, job.meter.stop()));
 }
