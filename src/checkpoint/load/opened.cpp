@@ -18,6 +18,7 @@
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/load/catalog_of.h"
 #include "checkpoint/load/own_files.h"
+#include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
@@ -396,10 +397,9 @@ Bytes told_by_first(const Location& where, const LoadOptions& options, int ranks
   if (!is_told && is_dcp_directory(place)) {
     require_known_faults(options.open);
     require_presence_used(options.open, CheckpointKind::dcp, place.store->name());
-    return MessageWriter()
-        .number(Opening::dcp)
-        .rest(read_catalog(place.store, options.open.partial))
-        .take();
+    const Bytes catalog = read_catalog(place.store, options.open.partial);
+    if (!has_beside(*place.store, Catalog(catalog)))
+      return MessageWriter().number(Opening::dcp).rest(catalog).take();
   }
   OtherHead head;
   if (!is_told && !place.object) head.mark = save_mark_of(*place.store);

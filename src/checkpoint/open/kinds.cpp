@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/deepspeed.h"
 #include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/open.h"
@@ -129,7 +130,7 @@ bool has_known_name(std::string_view name) {
   }
   const std::string_view folder = name.substr(0, slash);
   const std::string_view file = name.substr(slash + 1);
-  if (folder == olmo::kDcpFolder) return is_dcp_file(file);
+  if (folder == olmo::kDcpFolder || is_part_folder(folder)) return is_dcp_file(file);
   return std::ranges::find(kRankFolders, folder) != kRankFolders.end() &&
          rank_of_own(name, std::string(folder)).has_value();
 }
@@ -161,6 +162,7 @@ std::set<std::string, std::less<>> own_weights(const std::vector<ObjectInfo>& fi
 Belonging::Belonging(const Store& store) : Belonging(store, deciding_files(store)) {}
 
 Belonging::Belonging(const Store& store, const std::vector<ObjectInfo>& files) {
+  for (const std::string_view name : names_beside(files)) own_.emplace(name);
   const std::string index = index_among(files, store);
   const auto decides = [](const ObjectInfo& file) {
     return has_known_name(file.name) && !is_side_file(file.name);
@@ -185,6 +187,9 @@ bool Belonging::operator()(std::string_view name) const {
 void require_own_open(const Store& store) {
   (void)store.list_level(olmo::kDcpFolder);
   for (const std::string_view folder : kRankFolders) (void)store.list_level(folder);
+  for (const std::string& folder : store.list_directories()) {
+    if (is_part_folder(folder)) (void)store.list_level(folder);
+  }
 }
 
 bool holds_checkpoint(const std::vector<ObjectInfo>& files) {

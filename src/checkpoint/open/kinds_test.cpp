@@ -175,6 +175,8 @@ TEST(Belonging, FilesOfEveryKindHaveKnownNames) {
                            "model_and_optim/.metadata",
                            "model_and_optim/__0_0.distcp",
                            "model_and_optim/tessera-0123.json",
+                           "pytorch_model_fsdp_0/.metadata",
+                           "optimizer_3/__0_0.distcp",
                            "model_world_size_2_rank_0.pt",
                            "extra_state_world_size_16_rank_3.pt",
                            "model.safetensors",

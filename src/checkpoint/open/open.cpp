@@ -16,6 +16,7 @@
 
 #include "base/text.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/deepspeed.h"
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
@@ -272,7 +273,7 @@ constexpr auto kOpener = [](const std::shared_ptr<Store>& store,
 
 // The first that has files is the directory's. Of `rank{r}.pt` their content says whether they are
 // OLMo's.
-constexpr std::array<DirectoryKind, 10> kDirectoryKinds{
+constexpr std::array<DirectoryKind, 11> kDirectoryKinds{
     {{CheckpointKind::olmo_torch_new, has_torch_new_files, kOpener<open_olmo_torch_new>},
      {CheckpointKind::olmo_full, has_full_files, kOpener<open_olmo_full>},
      {CheckpointKind::dcp, has_rank_metadata, kOpener<open_dcp>},
@@ -282,6 +283,7 @@ constexpr std::array<DirectoryKind, 10> kDirectoryKinds{
      {CheckpointKind::deepspeed, has_deepspeed_files, kOpener<open_deepspeed>},
      {CheckpointKind::safetensors, has_safetensors, open_safetensors_directory},
      {CheckpointKind::torch_file, has_torch_set, open_torch_directory},
+     {CheckpointKind::dcp, has_parts, kOpener<open_parts>},
      {CheckpointKind::arena, has_arena_files, kOpener<open_arena>}}};
 
 const DirectoryKind* kind_of_directory(const std::vector<ObjectInfo>& files) {
@@ -341,15 +343,21 @@ Place place_of(const Location& given) {
 
 std::vector<ObjectInfo> deciding_files(const Store& store) {
   std::vector<ObjectInfo> files = store.list_level();
-  const auto add = [&](const std::string& part) {
-    for (ObjectInfo& file : store.list_level(part)) files.push_back(std::move(file));
+  const auto add = [&](const std::string& folder) {
+    for (ObjectInfo& file : store.list_level(folder)) files.push_back(std::move(file));
   };
+  const bool is_dcp = std::ranges::find(files, kDcpMetadata, &ObjectInfo::name) != files.end();
   for (const char* part : {"model", "model_and_optim"}) add(part);
   if (const auto latest = deepspeed::latest_of(store, files)) add(*latest);
   const auto found = std::ranges::find_if(files, deepspeed::is_file, &ObjectInfo::name);
   if (found != files.end()) {
     const std::string directory = found->name.substr(0, found->name.rfind('/') + 1);
     add(directory + std::string(deepspeed::kUniversalFolder));
+  }
+  // Folders with numbers in their names are another look into the store.
+  if (is_dcp || kind_of_directory(files) != nullptr) return files;
+  for (const std::string& folder : store.list_directories()) {
+    if (is_part_folder(folder)) add(folder);
   }
   return files;
 }

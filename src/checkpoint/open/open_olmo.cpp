@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/numbers.h"
+#include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/olmo_state.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
@@ -10,7 +11,6 @@
 #include "format/olmo/yaml.h"
 #include "format/safetensors/safetensors.h"
 #include "format/torch/torch_file.h"
-#include "storage/forwarding_store.h"
 #include "storage/lazy_source.h"
 #include "tessera/error.h"
 #include "value/children.h"
@@ -158,13 +158,9 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store, const std::vector<Object
 }
 
 Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store, const OpenOptions& options) {
-  Checkpoint checkpoint = open_dcp(std::make_shared<SubStore>(store, "model_and_optim"), options);
+  Checkpoint checkpoint = open_dcp_below(store, std::string(olmo::kDcpFolder), options);
   checkpoint.kind = CheckpointKind::olmo_torch_new;
   checkpoint.has_types = false;  // OLMo has its own for each part
-  checkpoint.path = store->name();
-  for (ObjectInfo& file : checkpoint.files) file.name = "model_and_optim/" + file.name;
-  for (FileRow& row : checkpoint.remarks) row.name = "model_and_optim/" + row.name;
-  for (std::string& warning : checkpoint.warnings) warning.insert(0, "model_and_optim: ");
   const auto trains = rank_files(store->list_level("train"), own_prefix("train"), checkpoint.path);
   const int ranks = static_cast<int>(trains.size());
   if (ranks > 0) {
@@ -176,7 +172,6 @@ Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store, const OpenOptions& 
   checkpoint.files.insert(checkpoint.files.end(), trains.begin(), trains.end());
   checkpoint.world_size = std::max(checkpoint.world_size, ranks);
   note_config(*store, checkpoint);
-  checkpoint.store = std::move(store);
   return checkpoint;
 }
 

@@ -6,6 +6,7 @@
 #include "base/parallel.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/tree_json.h"
@@ -190,7 +191,9 @@ Checkpoint open_dcp(std::shared_ptr<Store> store, const OpenOptions& options) {
   const Bytes catalog = read_catalog(store, options.partial);
   OpenedDcp opened(catalog, std::move(store), true);
   opened.give_all();
-  return std::move(opened.checkpoint());
+  Checkpoint checkpoint = std::move(opened.checkpoint());
+  add_beside(options, checkpoint);
+  return checkpoint;
 }
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 #include "base/parallel.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/directory.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
@@ -217,7 +218,8 @@ UploadReport copied_directory(const Location& from, const Location& to,
   const bool is_any = options.allow_incomplete || options.open.partial;
   const auto whole = is_any ? std::nullopt : kind_of_whole(from, options);
   const bool is_unmarked =
-      !is_marked && !is_marked_kind(whole ? *whole : kind_of_any(from, options));
+      !is_marked && (!is_marked_kind(whole ? *whole : kind_of_any(from, options)) ||
+                     has_parts(deciding_files(*directory_store(from))));
   return is_unmarked ? upload_unmarked(from, to, upload_options(options))
                      : upload(from, to, upload_options(options));
 }

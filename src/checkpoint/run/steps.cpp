@@ -18,6 +18,7 @@
 #include "checkpoint/check/saved_state.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/load/own_files.h"
+#include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/read/guard.h"
@@ -153,7 +154,8 @@ bool is_marker(std::string_view name) {
 }
 
 bool is_read_first(std::string_view name) {
-  return std::ranges::find(kFirstRead, name) != kFirstRead.end() || safetensors::is_index(name);
+  return std::ranges::find(kFirstRead, name) != kFirstRead.end() || safetensors::is_index(name) ||
+         is_part_metadata(name);
 }
 
 void sort_markers_last(std::vector<ObjectInfo>& objects) {
