@@ -205,7 +205,9 @@ std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
 // Whether the file is one rank's own, of which a checkpoint may keep another rank's values: where
 // they are the same, as far as checksums tell, or where each rank has its own.
 bool is_of_one_rank(const Checkpoint& checkpoint, const ObjectInfo& file) {
-  return is_one_of(checkpoint.kind, CheckpointKind::olmo_legacy, CheckpointKind::rank_files) ||
+  const bool is_torch_file = kind_of_file_name(file.name) == CheckpointKind::torch_file;
+  return (is_torch_file &&
+          is_one_of(checkpoint.kind, CheckpointKind::olmo_legacy, CheckpointKind::rank_files)) ||
          rank_of_own(file.name, std::string(kTrainState)).value_or(0) > 0;
 }
 

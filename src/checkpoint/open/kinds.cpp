@@ -12,6 +12,7 @@
 #include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/deepspeed.h"
 #include "checkpoint/open/indexed_set.h"
+#include "checkpoint/open/item_files.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "checkpoint/open/set_choice.h"
@@ -168,7 +169,9 @@ Belonging::Belonging(const Store& store, const std::vector<ObjectInfo>& files) {
     return has_known_name(file.name) && !is_side_file(file.name);
   };
   if (index.empty()) {
-    if (std::ranges::none_of(files, decides)) own_ = own_weights(files);
+    if (std::ranges::any_of(files, decides)) return;
+    own_ = own_weights(files);
+    for (const std::string_view name : item_files(files)) own_.emplace(name);
     return;
   }
   own_.insert(index);
@@ -193,10 +196,10 @@ void require_own_open(const Store& store) {
 }
 
 bool holds_checkpoint(const std::vector<ObjectInfo>& files) {
-  return std::ranges::any_of(files, [](const ObjectInfo& file) {
-    return has_known_name(file.name) || is_safetensors(file.name) ||
-           is_telling(file.name, kTorchSet);
-  });
+  return has_item_files(files) || std::ranges::any_of(files, [](const ObjectInfo& file) {
+           return has_known_name(file.name) || is_safetensors(file.name) ||
+                  is_telling(file.name, kTorchSet);
+         });
 }
 
 namespace {

@@ -19,6 +19,7 @@
 #include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/deepspeed.h"
 #include "checkpoint/open/directory.h"
+#include "checkpoint/open/item_files.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/rank_files.h"
@@ -284,6 +285,7 @@ constexpr std::array<DirectoryKind, 11> kDirectoryKinds{
      {CheckpointKind::safetensors, has_safetensors, open_safetensors_directory},
      {CheckpointKind::torch_file, has_torch_set, open_torch_directory},
      {CheckpointKind::dcp, has_parts, kOpener<open_parts>},
+     {CheckpointKind::rank_files, has_item_files, kOpener<open_item_files>},
      {CheckpointKind::arena, has_arena_files, kOpener<open_arena>}}};
 
 const DirectoryKind* kind_of_directory(const std::vector<ObjectInfo>& files) {

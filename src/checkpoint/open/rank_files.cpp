@@ -268,17 +268,6 @@ Value with_train_state(const Value& tree) {
   return arranged;
 }
 
-Value resolved(const RankStore& from, const ObjectInfo& file, const sharded::Rank& rank) {
-  sharded::Rebuilder rebuild(rank);
-  Value tree = read_rank_file(from, file, std::ref(rebuild));
-  try {
-    sharded::resolve(tree, rank);
-  } catch (Error& error) {
-    throw error.at_path(from.store->name() + "/" + file.name);
-  }
-  return tree;
-}
-
 Checkpoint rank_checkpoint(std::shared_ptr<Store> store, CheckpointKind kind, int world) {
   Checkpoint checkpoint;
   checkpoint.kind = kind;
@@ -320,7 +309,8 @@ Checkpoint merged_rank_files(const std::shared_ptr<Store>& store,
   checkpoint.files = files;
   const RankStore from{store};
   merge_ranks(checkpoint, world, [&](int rank) {
-    return with_train_state(resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
+    return with_train_state(
+        resolved_rank_file(from, files[static_cast<std::size_t>(rank)], {rank, world}));
   });
   if (has_model(*checkpoint.root)) checkpoint.kind = CheckpointKind::olmo_legacy;
   return checkpoint;
@@ -389,6 +379,17 @@ Value read_rank_file(const RankStore& from, const ObjectInfo& file, const Rebuil
   options.skip_shard_lists = true;
   options.rebuild = rebuild;
   return torch_file::read(std::make_shared<LazySource>(from.store, file, from.files), options);
+}
+
+Value resolved_rank_file(const RankStore& from, const ObjectInfo& file, const sharded::Rank& rank) {
+  sharded::Rebuilder rebuild(rank);
+  Value tree = read_rank_file(from, file, std::ref(rebuild));
+  try {
+    sharded::resolve(tree, rank);
+  } catch (Error& error) {
+    throw error.at_path(from.store->name() + "/" + file.name);
+  }
+  return tree;
 }
 
 void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of,
@@ -475,7 +476,7 @@ Checkpoint open_world_size_files(const std::shared_ptr<Store>& store,
     Value tree = Value::dict();
     for (const auto& [name, files] : parts) {
       tree.set_item(Value(name),
-                    resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
+                    resolved_rank_file(from, files[static_cast<std::size_t>(rank)], {rank, world}));
     }
     return tree;
   });

@@ -105,6 +105,10 @@ using Rebuild = std::function<bool(const Value& callable, const Value& arguments
 [[nodiscard]] Value read_rank_file(const RankStore& from, const ObjectInfo& file,
                                    const Rebuild& rebuild = {});
 
+// The same with a tensor leaf for each sharded tensor, which has the rank's pieces.
+[[nodiscard]] Value resolved_rank_file(const RankStore& from, const ObjectInfo& file,
+                                       const sharded::Rank& rank);
+
 // Merges what `tree_of` gives for every rank, several at a time, each dropped when its pieces are
 // taken; then the tree becomes the checkpoint's, and its coverage is proved. `world` is 1 at least.
 void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of,

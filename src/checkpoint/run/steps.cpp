@@ -19,6 +19,7 @@
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/load/own_files.h"
 #include "checkpoint/open/dcp_parts.h"
+#include "checkpoint/open/item_files.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/read/guard.h"
@@ -123,8 +124,8 @@ constexpr std::string_view kInnerMarker = "model_and_optim/.metadata";
 // config says no less than `.metadata`.
 constexpr std::array kMarkers{kInnerMarker, kDcpMetadata, olmo::kConfigFile};
 // Without them no opener finds the rest.
-constexpr std::array<std::string_view, 4> kFirstRead{"model.pt", "model.safetensors", "rank0.pt",
-                                                     "model/rank0.pt"};
+constexpr std::array<std::string_view, 5> kFirstRead{"model.pt", "model.safetensors", "rank0.pt",
+                                                     "model/rank0.pt", kItemsMetadata};
 
 // When an object comes: the higher, the later.
 int turn_of(std::string_view name) {
