@@ -19,6 +19,7 @@
 #include "checkpoint/open/dcp_parts.h"
 #include "checkpoint/open/deepspeed.h"
 #include "checkpoint/open/directory.h"
+#include "checkpoint/open/foreign.h"
 #include "checkpoint/open/item_files.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
@@ -102,6 +103,7 @@ CheckpointKind kind_of_file(const ByteSource& source) {
   const Head head = head_of<10>(source);
   if (is_gguf(head)) return CheckpointKind::gguf;
   if (head[8] == '{') return CheckpointKind::safetensors;
+  refuse_foreign_archive(source);
   if (is_zip(head)) return CheckpointKind::torch_file;
   refuse_foreign(head, source);
   const auto named = kind_of_file_name(source.name());
@@ -201,6 +203,17 @@ std::uint64_t size_of_named(const Location& where) {
   }
 }
 
+constexpr std::string_view kMetadataOfUrl = "/.metadata";
+
+// Who names the `.metadata` of a DCP checkpoint means the directory that it is in.
+Place named_place(const Location& where) {
+  const std::size_t slash = where.name.rfind('/');
+  if (where.name.substr(slash == std::string::npos ? 0 : slash + 1) != kDcpMetadata)
+    return {where.store, ObjectInfo{where.name, size_of_named(where)}};
+  if (slash == std::string::npos) return {where.store};
+  return {directory_store({where.store, where.name.substr(0, slash)})};
+}
+
 bool any_ends_with(const std::vector<ObjectInfo>& files, std::string_view suffix) {
   return std::ranges::any_of(
       files, [suffix](const ObjectInfo& file) { return file.name.ends_with(suffix); });
@@ -243,6 +256,7 @@ bool may_begin_in(const Store& store) {
     throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
         .at_path(store.name());
   }
+  refuse_foreign_directory(store, files);
   Error error(ErrorCode::not_found,
               "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt, no "
               "pytorch_model.bin");
@@ -274,7 +288,7 @@ constexpr auto kOpener = [](const std::shared_ptr<Store>& store,
 
 // The first that has files is the directory's. Of `rank{r}.pt` their content says whether they are
 // OLMo's.
-constexpr std::array<DirectoryKind, 11> kDirectoryKinds{
+constexpr std::array<DirectoryKind, 12> kDirectoryKinds{
     {{CheckpointKind::olmo_torch_new, has_torch_new_files, kOpener<open_olmo_torch_new>},
      {CheckpointKind::olmo_full, has_full_files, kOpener<open_olmo_full>},
      {CheckpointKind::dcp, has_rank_metadata, kOpener<open_dcp>},
@@ -318,13 +332,30 @@ void require_same_save(const Store& store, std::uint64_t save) {
       .at_path(store.name());
 }
 
+Checkpoint open_of_one_save(const std::shared_ptr<Store>& store, const OpenOptions& options) {
+  // The directory is replaced whole, so files that are opened one after another may be of two
+  // saves.
+  const std::uint64_t save = save_mark_of(*store);
+  std::optional<Checkpoint> checkpoint;
+  try {
+    checkpoint = open_directory(store, options);
+  } catch (const Error&) {
+    require_same_save(*store, save);
+    throw;
+  }
+  require_same_save(*store, save);
+  return std::move(*checkpoint);
+}
+
 }  // namespace
 
 Place place_of(const Location& given) {
+  if (!given.store && !is_on_disk(given) && given.path.ends_with(kMetadataOfUrl))
+    return place_of(Location(given.path.substr(0, given.path.size() - kMetadataOfUrl.size())));
   const Location where = located_source(given);
   if (where.store) {
     if (where.name.empty()) return {where.store};
-    return {where.store, ObjectInfo{where.name, size_of_named(where)}};
+    return named_place(where);
   }
   const std::string& path = where.path;
   struct stat status {};
@@ -336,6 +367,7 @@ Place place_of(const Location& given) {
         .at_path(path);
   }
   const std::filesystem::path file = named_file(path);
+  if (file.filename() == kDcpMetadata) return {posix_store(file.parent_path().string())};
   Place place{posix_store(file.parent_path().string()),
               ObjectInfo{file.filename().string(), static_cast<std::uint64_t>(status.st_size)}};
   // An index stands for all of its directory.
@@ -423,19 +455,10 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& objec
 }
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
-  if (store->exists(kDcpMetadata)) return open_dcp(std::move(store), options);
-  // The directory is replaced whole, so files that are opened one after another may be of two
-  // saves.
-  const std::uint64_t save = save_mark_of(*store);
-  std::optional<Checkpoint> checkpoint;
-  try {
-    checkpoint = open_directory(store, options);
-  } catch (const Error&) {
-    require_same_save(*store, save);
-    throw;
-  }
-  require_same_save(*store, save);
-  return std::move(*checkpoint);
+  Checkpoint checkpoint = store->exists(kDcpMetadata) ? open_dcp(std::move(store), options)
+                                                      : open_of_one_save(store, options);
+  if (checkpoint.kind != CheckpointKind::arena) remark_left_behind(checkpoint);
+  return checkpoint;
 }
 
 void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings) {

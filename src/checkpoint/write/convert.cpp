@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/open/directory.h"
+#include "checkpoint/open/foreign.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/dequantize.h"
@@ -320,6 +321,8 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   if (checkpoint.mapped && options.resume)
     throw Error(ErrorCode::unsupported, "what map() gave cannot be resumed");
   std::vector<std::string> notes;
+  if (std::string left = text_of_left_behind(checkpoint); !left.empty())
+    notes.push_back(std::move(left));
   const bool is_all = takes_all(checkpoint, options);
   const std::vector<Leaf> chosen =
       is_all ? std::vector<Leaf>() : leaves_for(checkpoint, options, notes);
