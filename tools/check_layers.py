@@ -39,7 +39,7 @@ HEADERS = {
     "checkpoint.h": "checkpoint", "checkpoint_writer.h": "checkpoint", "save_frequency.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "grace.h": "checkpoint",
     "data_files.h": "checkpoint", "load_options.h": "checkpoint", "mapped.h": "checkpoint", "open_options.h": "checkpoint",
     "restore.h": "checkpoint", "run_directory.h": "checkpoint", "run_lease.h": "checkpoint",
-    "save_options.h": "checkpoint", "stateful.h": "checkpoint", "verify.h": "checkpoint",
+    "save_options.h": "checkpoint", "stateful.h": "checkpoint", "stats.h": "checkpoint", "verify.h": "checkpoint",
     "collectives.h": "torch", "distributed_sampler.h": "torch", "mesh.h": "torch", "parameter.h": "torch",
     "tensor_value.h": "torch",
     "grad_scaler.h": "optim", "lr_scheduler.h": "optim", "norms.h": "optim", "optim.h": "optim",

@@ -65,16 +65,21 @@ using BoxRow = std::function<std::span<const std::int64_t>(std::size_t number)>;
 [[nodiscard]] std::int64_t elements_of_part(const Placement& placement, const Shape& shape,
                                             int part);
 
-// How one element of a tensor is named in an Error.
+// How one element of a tensor is named.
 
-// "element [1, 2] of a tensor of shape [4, 4]" for global position 6. The position lies inside.
-[[nodiscard]] inline std::string element_name(const Shape& shape, std::int64_t global) {
+// [1, 2] for global position 6 of a tensor of shape [4, 4]. The position lies inside.
+[[nodiscard]] inline Shape index_at(const Shape& shape, std::int64_t global) {
   Shape index(shape.size(), 0);
   for (std::size_t d = shape.size(); d-- > 0;) {
     index[d] = global % shape[d];
     global /= shape[d];
   }
-  return "element " + to_string(index) + " of a tensor of shape " + to_string(shape);
+  return index;
+}
+// For an Error: "element [1, 2] of a tensor of shape [4, 4]".
+[[nodiscard]] inline std::string element_name(const Shape& shape, std::int64_t global) {
+  return "element " + to_string(index_at(shape, global)) + " of a tensor of shape " +
+         to_string(shape);
 }
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
+#include "layout/boxes.h"
 #include "tessera/error.h"
 #include "tessera/numpy_array.h"
 #include "tessera/verify.h"
@@ -70,9 +71,7 @@ class Differences {
   // None: there are no differences.
   [[nodiscard]] std::optional<Elements> found(const Shape& shape) const {
     if (count_ == 0) return std::nullopt;
-    Elements made{.different = count_, .all = numel(shape), .first = Shape(shape.size())};
-    std::int64_t rest = first_;
-    for (std::size_t d = shape.size(); d-- > 0; rest /= shape[d]) made.first[d] = rest % shape[d];
+    Elements made{.different = count_, .all = numel(shape), .first = index_at(shape, first_)};
     if (is_integer_) made.largest = Value(largest_integer_);
     if (is_numeric_ && !is_integer_) made.largest = Value(largest_);
     return made;
