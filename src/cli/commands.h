@@ -62,6 +62,7 @@ void add_only(CLI::App& command, std::vector<std::string>& only);
 void keep_only(Checkpoint& checkpoint, const std::vector<std::string>& only);
 void add_ls(CLI::App& app, Common& common, Action& action);
 void add_stat(CLI::App& app, Common& common, Action& action);
+void add_stats(CLI::App& app, Common& common, Action& action);
 void add_cat(CLI::App& app, Common& common, Action& action);
 void add_map(CLI::App& app, Common& common, Action& action);
 void add_scan(CLI::App& app, Common& common, Action& action);

@@ -170,6 +170,7 @@ Examples:
   tessera ls checkpoint/                         one line per tensor
   tessera cat checkpoint/ 'model.w[0:2,:3]'      values of a tensor
   tessera map checkpoint/                        which file holds which piece
+  tessera stats checkpoint/                      NaN, Inf, range, mean, norm of each tensor
   tessera scan downloaded.pt                     what its pickles mention
   tessera verify checkpoint/                     check structure, coverage, checksums
   tessera seal checkpoint/                       add digests to what PyTorch wrote
@@ -184,7 +185,7 @@ Examples:
   tessera ls hf://org/model                      of the Hugging Face Hub, headers only
 
 With --json a failure is also printed as {"error": {"code": ..., "message": ..., "path": ...}}.
-Exit codes: 0 done; 1 the answer is no (verify, scan, diff); 2 wrong usage; 3 failed.)";
+Exit codes: 0 done; 1 the answer is no (verify, scan, diff, stats); 2 wrong usage; 3 failed.)";
 
 // A failure: a line for people, and with --json a document for programs. Returns the exit code.
 int report(const Error& error, bool json) {
@@ -247,6 +248,7 @@ int run(int argc, char** argv) {
   add_stat(app, common, action);
   add_cat(app, common, action);
   add_map(app, common, action);
+  add_stats(app, common, action);
   add_verify(app, common, action);
   add_scan(app, common, action);
   add_seal(app, common, action);

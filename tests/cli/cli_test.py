@@ -566,7 +566,7 @@ class CommandLine(Case):
         ask = "\nCOMP_WORDS=(tessera {}); COMP_CWORD={}; _tessera; echo ${{COMPREPLY[@]}}"
         bash = lambda words, at: subprocess.run(["bash", "-c", script + ask.format(words, at)], capture_output=True, text=True,
                                                 check=True).stdout.split()
-        self.assertEqual(bash("s", 1), ["stat", "scan", "seal"])
+        self.assertEqual(bash("s", 1), ["stat", "stats", "scan", "seal"])
         self.assertEqual(bash("convert --ov", 2), ["--overwrite"])
         self.assertEqual(bash("gc --o", 2), ["--older-than"])
         self.assertEqual(bash("copy --r", 2), ["--read-back"])

@@ -60,6 +60,8 @@ def answers(work):
         "stat": ["stat", dcp],
         "map": ["map", dcp],
         "verify": ["verify", dcp],
+        "stats": ["stats", GOLDEN / "dtypes.safetensors"],
+        "stats of what is not finite": ["stats", GOLDEN / "dtypes.safetensors", "--finite"],
         "scan": ["scan", dcp],
         "diff": ["diff", dcp, GOLDEN / "dtypes.safetensors"],
         "diff of values": ["diff", changed, GOLDEN / "dtypes.safetensors"],

@@ -110,6 +110,21 @@ class Facts(unittest.TestCase):
             self.assertEqual(world, [facts["writers"]] if facts["writers"] else [])
             self.assertEqual(sum(line.startswith("metadata") for line in lines), len(facts["metadata"]))
 
+    def test_stats(self):
+        for path in self.checkpoints():
+            (head, *lines), rows = self.both("stats", path)
+            self.assertEqual(head.split(), ["name", "dtype", "shape", "nan", "+inf", "-inf", "zeros", "smallest", "largest", "mean", "std", "norm"])
+            self.assertEqual(len(lines), len(rows), path)
+            for line, row in zip(lines, rows):
+                self.assertTrue(line.startswith(printed(row["name"])), (line, row))
+                shape, rest = re.match(r"\S+  +(\[.*?\]) +(.*)", line[len(printed(row["name"])):].strip()).groups()
+                self.assertEqual(json.loads(shape), row["shape"])
+                self.assertEqual(list(map(int, rest.split()[:4])), [row[key] for key in ("nan", "positive_infinity", "negative_infinity", "zeros")])
+                numbers = rest.removesuffix(row.get("suspect", "")).split()[4:]
+                self.assertEqual(len(numbers), 0 if row["mean"] is None else 5)
+                for shown, key in zip(numbers, ("smallest", "largest", "mean", "std", "norm")):
+                    self.assertAlmostEqual(float(shown), float(row[key]), delta=1e-5 * abs(float(row[key])))
+
     def test_verify(self):
         for path in self.checkpoints():
             text, document = tessera("verify", path), tessera("verify", path, "--json")
@@ -183,7 +198,7 @@ class Facts(unittest.TestCase):
             seen.setdefault(command, set()).update(self.as_the_page_says(command, *arguments))
         checkpoints = self.checkpoints()
         for number, path in enumerate(checkpoints):
-            for verb in ("ls", "map", "stat", "verify", "scan"):
+            for verb in ("ls", "map", "stat", "stats", "verify", "scan"):
                 ask(verb, verb, path)
             names = [row["name"] for row in json.loads(tessera("ls", path, "--json").stdout)]
             for name in names[:2] + names[-2:]:
@@ -202,6 +217,7 @@ class Facts(unittest.TestCase):
         ask("diff", "diff", changed, Case.golden / "dtypes.safetensors")
         rows = [write_safetensors(work / f"{count}.safetensors", {"w": ("U8", [count], bytes(count))}) for count in (2, 3)]
         ask("diff", "diff", *rows)
+        ask("stats", "stats", write_safetensors(work / "nan.safetensors", {"w": ("F16", [1], b"\x00\x7e")}))
         ask("seal", "seal", changed)
         (work / "run").mkdir()
         shutil.copytree(Case.golden / "checkpoints/c2", work / "run/step1")
