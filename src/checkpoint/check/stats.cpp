@@ -26,7 +26,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kStatsWindow = 1 << 20;  // bytes that are read at once
+// Bytes that are read at once: some whole blocks of digests, which are checked where they are.
+constexpr std::size_t kStatsWindow = 4 << 20;
 
 // The values of the patterns of each type that is counted so, made once for all tensors.
 using PatternTable = std::map<DType, std::vector<double>>;
