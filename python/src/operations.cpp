@@ -11,8 +11,10 @@
 #include "tessera/convert.h"
 #include "tessera/error.h"
 #include "tessera/leaf.h"
+#include "tessera/stats.h"
 #include "tessera/verify.h"
 #include "text.h"
+#include "values.h"
 
 namespace tessera::python {
 namespace {
@@ -147,6 +149,49 @@ nb::list diff(const Opened& a, const Opened& b, nb::object progress) {
   return differences;
 }
 
+template <typename T>
+nb::object number_or_none(const std::optional<T>& number) {
+  return number ? object_of(Value(*number), nb::none()) : nb::none();
+}
+
+nb::dict dict_of(const TensorStats& stats) {
+  nb::dict dict;
+  dict["name"] = string_of(stats.name);
+  dict["dtype"] = string_of(to_string(stats.dtype));
+  dict["shape"] = nb::tuple(nb::cast(stats.shape));
+  dict["elements"] = stats.elements;
+  dict["numbers"] = stats.numbers;
+  dict["nan"] = stats.nans;
+  dict["positive_infinity"] = stats.positive_infinities;
+  dict["negative_infinity"] = stats.negative_infinities;
+  dict["first_not_finite"] = stats.first_not_finite
+                                 ? nb::object(nb::tuple(nb::cast(*stats.first_not_finite)))
+                                 : nb::none();
+  dict["zeros"] = stats.zeros;
+  dict["smallest"] = number_or_none(stats.smallest);
+  dict["largest"] = number_or_none(stats.largest);
+  dict["mean"] = number_or_none(stats.mean);
+  dict["std"] = number_or_none(stats.deviation);
+  dict["norm"] = number_or_none(stats.norm);
+  dict["median_exponent"] = number_or_none(stats.median_exponent);
+  dict["exponents"] =
+      nb::cast(std::vector<std::uint64_t>(stats.exponents.begin(), stats.exponents.end()));
+  const Suspicion suspicion = stats.suspicion();
+  dict["suspect"] = suspicion == Suspicion::none ? nb::none() : string_of(to_string(suspicion));
+  return dict;
+}
+
+nb::list stats(const Opened& of, int threads, nb::object progress) {
+  const auto checkpoint = of.checkpoint();
+  const std::vector<TensorStats> found = run_job(std::move(progress), [&](Job& job) {
+    return stats_of(*checkpoint,
+                    {.threads = threads, .progress = job.progress(), .stop = job.stop()});
+  });
+  nb::list tensors;
+  for (const TensorStats& tensor : found) tensors.append(dict_of(tensor));
+  return tensors;
+}
+
 nb::dict scan(nb::handle given, const std::vector<std::string>& allow) {
   const std::string path = place_of(given);
   const ScanReport report = run_job(nb::none(), [&](Job& job) {
@@ -189,6 +234,7 @@ void bind_operations(nb::module_& module) {
   module.def("convert_opened", convert_opened, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("verify", verify, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("diff", diff, nb::arg(), nb::arg(), nb::arg().none());
+  module.def("stats", stats, nb::arg(), nb::arg(), nb::arg().none());
   module.def("scan", scan);
   module.def("seal", seal, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 }

@@ -29,7 +29,7 @@ from tessera._errors import (
     UnsafeError,
     UnsupportedError,
 )
-from tessera._operations import convert, diff, load, save_file, scan, seal, verify
+from tessera._operations import convert, diff, load, save_file, scan, seal, stats, verify
 from tessera._reports import (
     ConvertReport,
     Difference,
@@ -41,6 +41,7 @@ from tessera._reports import (
     ScannedName,
     ScanReport,
     SealReport,
+    TensorStats,
     VerifyReport,
 )
 from tessera._safe_open import TensorSlice, safe_open
@@ -83,6 +84,7 @@ __all__ = [
     "SealReport",
     "Tensor",
     "TensorSlice",
+    "TensorStats",
     "UnsafeError",
     "UnsupportedError",
     "VerifyReport",
@@ -94,5 +96,6 @@ __all__ = [
     "save_file",
     "scan",
     "seal",
+    "stats",
     "verify",
 ]

@@ -134,6 +134,43 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class TensorStats:
+    """What numbers a tensor holds. A complex element is two, its real and its imaginary part.
+
+    >>> tessera.stats(example)[0].numbers
+    12
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    #: 0 also of a storage of quantized elements, whose bits are no numbers by themselves.
+    numbers: int
+    nan: int
+    positive_infinity: int
+    negative_infinity: int
+    #: The index of the first element that is NaN or infinite.
+    first_not_finite: tuple[int, ...] | None
+    zeros: int
+    #: Of the finite numbers, as all that follows; None where there are none.
+    smallest: int | float | None
+    largest: int | float | None
+    mean: float | None
+    #: The root of the mean squared difference from the mean.
+    std: float | None
+    #: The root of the sum of the squares.
+    norm: float | None
+    #: e, where the median magnitude of what is not zero is from 2**e to below 2**(e + 1).
+    median_exponent: int | None
+    #: How many numbers have such a magnitude, for e from -47 (and all below) to 16 (and all above); zeros are not among them.
+    exponents: list[int]
+    #: "no numbers", "empty", "not finite", "zero", "constant", "tiny" (the median magnitude is below 2**-50) or "huge" (2**50
+    #: and more): the first that is true.
+    suspect: str | None
+
+
+@dataclass(frozen=True)
 class ScannedName:
     """A class or function that pickles name.
 

@@ -36,10 +36,11 @@ def whole(path: str, target: str) -> int:
     findings: list[tessera.Finding] = verified.findings
     files: list[tessera.CheckedBytes] = verified.files
     differences: list[tessera.Difference] = tessera.diff(path, target)
+    numbers: list[tessera.TensorStats] = tessera.stats(path, only=["model"], threads=1)
     scanned: tessera.ScanReport = tessera.scan(path)
     names: list[tessera.ScannedName] = scanned.dangerous
     sealed: tessera.SealReport = tessera.seal(path)
-    print(made.target, findings, files, differences, names, sealed.files, tessera.Opaque("package.Class").name)
+    print(made.target, findings, files, differences, names, numbers, sealed.files, tessera.Opaque("package.Class").name)
     return saved.files
 
 
