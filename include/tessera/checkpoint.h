@@ -41,7 +41,7 @@ enum class CheckpointKind : std::uint8_t {
   arena,        // what writer processes keep in memory (WriterOptions::keep): read, not written
   deepspeed,    // DeepSpeed's ZeRO, on any number of ranks: read, not written
   deepspeed_universal,  // what its ds_to_universal makes of that: read, not written
-  gguf,         // a file of llama.cpp (docs/formats/gguf.md): read, not written
+  gguf,                 // a file of llama.cpp (docs/formats/gguf.md): read, not written
 };
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 

@@ -66,7 +66,7 @@ void print_document(const std::vector<TensorStats>& tensors) {
 template <typename Number>
 std::string text_or_nothing(const std::optional<Number>& number) {
   if (!number) return "";
-  const Value value(*number);
+  const Value& value = *number;
   return value.is(Value::Kind::real) ? fmt::format("{:.6g}", value.as_real()) : render(value);
 }
 

@@ -108,7 +108,7 @@ void require_whole(const Value& tree, const std::string& path);
 [[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store,
                                         const std::vector<ObjectInfo>& files);
 [[nodiscard]] bool has_torch_new_files(const std::vector<ObjectInfo>& files);
-[[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store,
+[[nodiscard]] Checkpoint open_olmo_torch_new(const std::shared_ptr<Store>& store,
                                              const OpenOptions& options);
 // What `name`.safetensors or else `name`.pt holds (checkpoint-rows O-15), one of `files`, which is
 // added to `used`; none when neither is there.

@@ -157,7 +157,7 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store, const std::vector<Object
   return checkpoint;
 }
 
-Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store, const OpenOptions& options) {
+Checkpoint open_olmo_torch_new(const std::shared_ptr<Store>& store, const OpenOptions& options) {
   Checkpoint checkpoint = open_dcp_below(store, std::string(olmo::kDcpFolder), options);
   checkpoint.kind = CheckpointKind::olmo_torch_new;
   checkpoint.has_types = false;  // OLMo has its own for each part
