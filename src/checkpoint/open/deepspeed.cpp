@@ -4,6 +4,7 @@
 #include <charconv>
 #include <functional>
 #include <optional>
+#include <span>
 
 #include "base/numbers.h"
 #include "base/parallel.h"
@@ -277,6 +278,31 @@ void require_length(const std::vector<ZeroRank>& ranks, std::size_t group, std::
          ranks[0].path);
 }
 
+// Newer files say for each parameter which of its elements the rank has, too: fragment_address with
+// `numel` and `start`. What other files say has to be the same.
+void require_mapping(const ZeroRank& rank, std::size_t group, const Group& parameters,
+                     std::span<const Fragment> fragments) {
+  const Value* mappings = find_entry_of_kind(rank.all, "param_slice_mappings", Kind::list);
+  if (mappings == nullptr || group >= mappings->size()) return;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Value* given = find_entry_of_kind(mappings->at(group), parameters[i].name, Kind::object);
+    if (given == nullptr || !given->as_object().state) continue;
+    const Value* count = find_entry_of_kind(*given->as_object().state, "numel", Kind::integer);
+    const Value* start = find_entry_of_kind(*given->as_object().state, "start", Kind::integer);
+    const FlatRange& range = fragments[i].range;
+    if (count == nullptr || start == nullptr ||
+        (count->as_int() == range.end - range.begin && start->as_int() == fragments[i].at))
+      continue;
+    throw Error(ErrorCode::corrupt,
+                "param_slice_mappings says that the rank has " + std::to_string(count->as_int()) +
+                    " elements from " + std::to_string(start->as_int()) +
+                    " on, param_shapes says " + std::to_string(range.end - range.begin) + " from " +
+                    std::to_string(fragments[i].at) + " on")
+        .at_key(printable(parameters[i].name))
+        .at_path(rank.path);
+  }
+}
+
 // ZeRO 1 and 2: the ranks' arrays of a group, end to end, have its parameters, each with the
 // padding that the file says behind it.
 void cut_together(const std::vector<ZeroRank>& ranks, const Group& parameters, std::size_t group,
@@ -301,6 +327,8 @@ void cut_together(const std::vector<ZeroRank>& ranks, const Group& parameters, s
       fragment.at = first - begin;
     }
     begin = end;
+    require_mapping(ranks[rank], group, parameters,
+                    std::span(fragments[rank]).last(parameters.size()));
   }
 }
 

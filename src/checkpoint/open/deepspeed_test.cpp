@@ -250,6 +250,26 @@ TEST(DeepSpeed, E04ValuesThatAreNotWhatTheyShouldBe) {
       "no parameter");
 }
 
+// Parameters in another order than the flat values have them.
+TEST(DeepSpeed, E08OrdersThatDiffer) {
+  const std::string copy = copy_of(kCases + "zero1") + "/global_step2/";
+  const std::string file = copy + "mp_rank_00_model_states.pt";
+  Value model = Checkpoint::open(file).load();
+  const Value shapes = model.at("param_shapes").at(0);
+  Value turned = Value::dict();
+  for (std::size_t i = shapes.size(); i-- > 0;)
+    turned.set_item(shapes.pairs()[i].first, shapes.pairs()[i].second);
+  model.set_item("param_shapes", Value::list({turned}));
+  save(model, file, {.overwrite = true});
+  try {
+    (void)Checkpoint::open(copy);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::corrupt);
+    EXPECT_THAT(error.what(), HasSubstr("param_slice_mappings"));
+  }
+}
+
 TEST(DeepSpeed, E05OtherParallelismAndFormsAreNamed) {
   for (const char* name : {"mp_rank_01_model_states.pt", "layer_01-model_00-model_states.pt",
                            "expp_rank_0_mp_rank_00_optim_states.pt"}) {
