@@ -21,34 +21,25 @@ MODEL = {"dim": 512, "layers": 14, "heads": 8, "seq": 64, "batch": 8}  # 0.27 GB
 EVERY, SAVES = 16, 5  # steps between saves; the first one makes the memory, and is not counted
 BESIDE = 5  # steps that follow a save: a copy takes about as long
 BITS = 1_000_000_000
+NETWORK = "10.18.0"  # of the slow wire
 SEND = "import socket,sys\ns=socket.create_connection((sys.argv[1],29600))\nb=bytes(1<<20)\nfor _ in range(int(sys.argv[2])): s.sendall(b)\n" \
        "s.shutdown(1)\ns.recv(1)"
 RECEIVE = "import socket,time\nl=socket.create_server(('',29600))\nprint('ready',flush=True)\ns,_=l.accept()\nbegin=time.perf_counter()\nn=0\n" \
           "while b:=s.recv(1<<20): n+=len(b)\nprint(n/(time.perf_counter()-begin))"
 
 
-def address(number):
-    return f"10.18.0.{number + 1}"
-
-
 def join_slowly(pair):
-    run, ends = hosts.run, [str(host.process.pid) for host in pair]
-    run("ip", "link", "add", "slow", "netns", ends[0], "type", "veth", "peer", "name", "slow", "netns", ends[1])
-    for number, host in enumerate(pair):
-        run(*host.inside("ip", "address", "add", address(number) + "/24", "dev", "slow"))
-        run(*host.inside("ip", "link", "set", "slow", "up"))
-        run(*host.inside("tc", "qdisc", "add", "dev", "slow", "root", "tbf", "rate", f"{BITS}bit", "burst", "256kb", "latency", "50ms"))
+    hosts.join(pair, "slow", NETWORK)
+    for host in pair:
+        hosts.run(*host.inside("tc", "qdisc", "add", "dev", "slow", "root", "tbf", "rate", f"{BITS}bit", "burst", "256kb", "latency", "50ms"))
 
 
 def wire_rate(pair, megabytes):
     """Bytes a second, both ways at once, as partners copy: of the slower one."""
-    ends = []
-    for number, host in enumerate(pair):
-        receiver = host.start(sys.executable, "-c", RECEIVE, env=os.environ)
+    ends = [host.start(sys.executable, "-c", RECEIVE, env=os.environ) for host in pair]
+    for receiver in ends:
         assert receiver.stdout.readline() == "ready\n"
-        ends.append(receiver)
-        host.receiver = receiver
-    senders = [pair[1 - number].start(sys.executable, "-c", SEND, address(number), str(megabytes), env=os.environ) for number in (0, 1)]
+    senders = [pair[1 - number].start(sys.executable, "-c", SEND, f"{NETWORK}.{number + 1}", str(megabytes), env=os.environ) for number in (0, 1)]
     rates = [float(receiver.communicate(timeout=300)[0]) for receiver in ends]
     for sender in senders:
         sender.communicate(timeout=60)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 
 SKIPPED = 77
+NETWORK = "10.17.0"  # of the wire
 LIFE = "240"  # seconds, of a host
 PATIENCE = 60  # seconds, with any other process
 NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -26,7 +27,7 @@ class Host:
     BECOME = 'hostname "$1"; mount --bind "$2" "$3"; ip link set lo up; echo ready; read -r forever'
 
     def __init__(self, number, disk, seen):
-        self.name, self.address = f"host-{number}", f"10.17.0.{number + 1}"
+        self.name, self.address = f"host-{number}", f"{NETWORK}.{number + 1}"
         self.started = []
         self.process = subprocess.Popen(
             [*NAMESPACES, "timeout", LIFE, "sh", "-ec", self.BECOME, "sh", self.name, disk, seen],
@@ -56,6 +57,15 @@ class Host:
                 process.communicate(timeout=PATIENCE)
 
 
+def join(pair, wire, network):
+    """Two hosts by a wire of this name, at which each has an address of this network."""
+    ends = [str(host.process.pid) for host in pair]
+    run("ip", "link", "add", wire, "netns", ends[0], "type", "veth", "peer", "name", wire, "netns", ends[1])
+    for number, host in enumerate(pair):
+        run(*host.inside("ip", "address", "add", f"{network}.{number + 1}/24", "dev", wire))
+        run(*host.inside("ip", "link", "set", wire, "up"))
+
+
 @contextlib.contextmanager
 def two_hosts(disks, seen):
     with contextlib.ExitStack() as stack:
@@ -63,11 +73,7 @@ def two_hosts(disks, seen):
         for number, disk in enumerate(disks):
             hosts.append(Host(number, disk, seen))
             stack.callback(hosts[-1].end)
-        ends = [str(host.process.pid) for host in hosts]
-        run("ip", "link", "add", "wire", "netns", ends[0], "type", "veth", "peer", "name", "wire", "netns", ends[1])
-        for host in hosts:
-            run(*host.inside("ip", "address", "add", host.address + "/24", "dev", "wire"))
-            run(*host.inside("ip", "link", "set", "wire", "up"))
+        join(hosts, "wire", NETWORK)
         yield hosts
 
 
