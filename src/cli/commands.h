@@ -56,6 +56,8 @@ void print_notes(const std::vector<std::string>& notes);
 // Throws `already_exists` again, with the option that goes on, if it does; returns otherwise. A
 // file does not make room for a directory.
 void refuse_to_replace(const Error& error, bool wants_file);
+// The option --threads of commands that work on several.
+void add_threads(CLI::App& command, int& threads);
 // The option --only of commands that look at a part.
 void add_only(CLI::App& command, std::vector<std::string>& only);
 // Leaves only what it selects in the checkpoint, and of the files only those that it lies in.

@@ -156,7 +156,7 @@ int run_conversion(const std::string& verb, const Conversion& convert, ConvertOp
 }
 
 void add_work(CLI::App& command, ConvertOptions& options) {
-  command.add_option("--threads", options.threads, "number of threads")->check(CLI::Range(1, 1024));
+  add_threads(command, options.threads);
   as_size(
       command.add_option("--memory", options.memory, "limit for all buffers together, e.g. 64MiB"),
       false);

@@ -123,6 +123,10 @@ Checkpoint opened(const std::string& path, const OpenOptions& options) {
   return checkpoint;
 }
 
+void add_threads(CLI::App& command, int& threads) {
+  command.add_option("--threads", threads, "number of threads")->check(CLI::Range(1, 1024));
+}
+
 void add_only(CLI::App& command, std::vector<std::string>& only) {
   one_each(command.add_option(
       "--only", only,

@@ -63,8 +63,7 @@ void add_seal(CLI::App& app, Common& common, Action& action) {
   command->footer(kSealExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   add_choice(*command, options->seal.open);
-  command->add_option("--threads", options->seal.threads, "number of threads")
-      ->check(CLI::Range(1, 1024));
+  add_threads(*command, options->seal.threads);
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return seal(*options, common); }; });

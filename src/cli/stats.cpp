@@ -185,8 +185,7 @@ void add_stats(CLI::App& app, Common& common, Action& action) {
       ->add_flag("--finite", options->finite,
                  "show only what is not finite; the exit code is 1 if there is something")
       ->excludes(suspect);
-  command->add_option("--threads", options->threads, "number of threads")
-      ->check(CLI::Range(1, 1024));
+  add_threads(*command, options->threads);
   add_open(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);

@@ -121,8 +121,7 @@ void add_verify(CLI::App& app, Common& common, Action& action) {
   command->footer(kVerifyExamples);
   add_only(*command, options->only);
   command->add_option("checkpoint", options->path, "file or directory")->required();
-  command->add_option("--threads", options->threads, "number of threads")
-      ->check(CLI::Range(1, 1024));
+  add_threads(*command, options->threads);
   add_open(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);
