@@ -58,6 +58,13 @@ class Named {
   std::size_t count_ = 0;
 };
 
+// Takes the prefix from the beginning of `text`, if it is there.
+[[nodiscard]] inline bool take_prefix(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
 // Numbers in names, such as those of files that have a rank in theirs. Anybody may have made the
 // names.
 

@@ -2,6 +2,7 @@
 // somebody asks for by name.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -33,6 +34,11 @@ inline constexpr std::string_view kWorkMark = "-tmp-", kOldMark = ".old-";
 // "tessera-ATTEMPT.probe", a small object by which writers see who else looks at their place.
 [[nodiscard]] std::string probe_name(const std::string& attempt);
 [[nodiscard]] bool is_probe_name(std::string_view name);  // of any attempt
+
+[[nodiscard]] inline bool has_object(const std::vector<ObjectInfo>& objects,
+                                     std::string_view name) {
+  return std::ranges::find(objects, name, &ObjectInfo::name) != objects.end();
+}
 
 // The object; null: there is none.
 [[nodiscard]] std::shared_ptr<ByteSource> open_if_there(const Store& store, std::string_view name);

@@ -9,6 +9,7 @@
 #include "base/digest.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/read/guard.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -110,18 +111,12 @@ std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
   return digest_text(digest64(read_all(*store.open(kDcpMetadata), kMetadataLimit)));
 }
 
-namespace {
-
-bool is_among(const std::vector<ObjectInfo>& objects, std::string_view name) {
-  return std::ranges::find(objects, name, &ObjectInfo::name) != objects.end();
-}
-
-}  // namespace
+namespace {}  // namespace
 
 // A store may know nothing of an object that it has listed (fault-rows O17). Who believes it takes
 // all data of the checkpoint for leftovers.
 std::set<std::string> own_files(const Store& store, const std::vector<ObjectInfo>& objects) {
-  return own_files(store, objects, is_among(objects, kDcpMetadata) || store.exists(kDcpMetadata));
+  return own_files(store, objects, has_object(objects, kDcpMetadata) || store.exists(kDcpMetadata));
 }
 
 std::set<std::string> own_files(const Store& store, const std::vector<ObjectInfo>& objects,
@@ -132,7 +127,7 @@ std::set<std::string> own_files(const Store& store, const std::vector<ObjectInfo
     own = named_files(metadata);
     own.insert(std::string(kDcpMetadata));
     const std::string side_file = side_file_name(save_id_of(store, metadata));
-    if (is_among(objects, side_file)) {
+    if (has_object(objects, side_file)) {
       own.insert(side_file);
       for (const auto& [name, digests] : read_side_file(store, side_file).files) own.insert(name);
     }

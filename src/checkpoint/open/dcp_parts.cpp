@@ -12,6 +12,7 @@
 #include "format/olmo/yaml.h"
 #include "storage/forwarding_store.h"
 #include "storage/lazy_source.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 #include "value/children.h"
 #include "value/render.h"
@@ -222,7 +223,7 @@ bool has_name_of_ours(const Catalog& catalog) {
 
 // Whether a DCP checkpoint of these files may have others of another trainer's beside them.
 bool may_have_others(const std::vector<ObjectInfo>& files) {
-  return std::ranges::find(files, kDcpMetadata, &ObjectInfo::name) != files.end() &&
+  return has_object(files, kDcpMetadata) &&
          std::ranges::none_of(files, is_attempt_name, &ObjectInfo::name);
 }
 
@@ -230,9 +231,7 @@ bool may_have_others(const std::vector<ObjectInfo>& files) {
 
 std::vector<std::string_view> names_beside(const std::vector<ObjectInfo>& files) {
   if (!may_have_others(files)) return {};
-  return names_that([&files](std::string_view name) {
-    return std::ranges::find(files, name, &ObjectInfo::name) != files.end();
-  });
+  return names_that([&files](std::string_view name) { return has_object(files, name); });
 }
 
 bool has_beside(const Store& store, const Catalog& catalog) {

@@ -1,13 +1,13 @@
 #include "checkpoint/open/deepspeed.h"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <optional>
 #include <span>
 
 #include "base/numbers.h"
 #include "base/parallel.h"
+#include "base/text.h"
 #include "comm/message.h"
 #include "io/source.h"
 #include "tessera/error.h"
@@ -20,7 +20,6 @@ namespace {
 
 using Kind = Value::Kind;
 
-constexpr int kReaders = 8;
 constexpr std::string_view kModelEnd = "_model_states.pt", kOptimEnd = "_optim_states.pt";
 constexpr std::string_view kDataRank = "zero_pp_rank_", kModelRank = "mp_rank_";
 
@@ -31,31 +30,24 @@ struct FileName {
   int model_rank = 0;     // of tensor parallelism
 };
 
-bool take(std::string_view& text, std::string_view prefix) {
-  if (!text.starts_with(prefix)) return false;
-  text.remove_prefix(prefix.size());
-  return true;
-}
-
-// Digits, which may begin with zeros.
+// A number in a name, which may begin with zeros.
 std::optional<int> take_number(std::string_view& text) {
-  int number = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (failed != std::errc() || number < 0) return std::nullopt;
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  const std::size_t end = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::optional<int> number = padded_number(text.substr(0, end));
+  text.remove_prefix(end);
   return number;
 }
 
 std::optional<FileName> parsed(std::string_view name) {
   FileName found;
   name.remove_prefix(name.rfind('/') + 1);  // npos + 1 is 0
-  (void)(take(name, "bf16_") || take(name, "fp16_"));
-  if (take(name, kDataRank)) {
+  (void)(take_prefix(name, "bf16_") || take_prefix(name, "fp16_"));
+  if (take_prefix(name, kDataRank)) {
     const auto rank = take_number(name);
-    if (!rank || !take(name, "_")) return std::nullopt;
+    if (!rank || !take_prefix(name, "_")) return std::nullopt;
     found.data_rank = *rank;
   }
-  if (!take(name, kModelRank)) return std::nullopt;
+  if (!take_prefix(name, kModelRank)) return std::nullopt;
   const auto rank = take_number(name);
   if (!rank || (name != kModelEnd && name != kOptimEnd)) return std::nullopt;
   found.model_rank = *rank;
@@ -69,11 +61,11 @@ bool is_of_other_parallelism(std::string_view name) {
   return name.ends_with(".pt") && (name.starts_with("layer_") || name.starts_with("expp_rank_"));
 }
 
-[[noreturn]] void refuse(ErrorCode code, const std::string& what, const std::string& path) {
+}  // namespace
+
+void refuse(ErrorCode code, const std::string& what, const std::string& path) {
   throw Error(code, what).at_path(path);
 }
-
-}  // namespace
 
 bool is_file(std::string_view name) {
   return parsed(name).has_value();

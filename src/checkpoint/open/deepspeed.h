@@ -11,9 +11,14 @@
 #include <vector>
 
 #include "checkpoint/open/rank_files.h"
+#include "tessera/error.h"
 #include "tessera/value.h"
 
 namespace tessera::deepspeed {
+
+inline constexpr int kReaders = 8;  // threads, of a checkpoint's files
+
+[[noreturn]] void refuse(ErrorCode code, const std::string& what, const std::string& path);
 
 // "[bf16_][zero_pp_rank_R_]mp_rank_MM_model_states.pt", or of "_optim_states.pt".
 [[nodiscard]] bool is_file(std::string_view name);

@@ -351,6 +351,15 @@ TEST(DeepSpeed, ModelStatesOfRankZeroAreEnough) {
   EXPECT_EQ(open_code(without("zero3")), ErrorCode::incomplete);
 }
 
+// A name with a number that no rank has is nobody's.
+TEST(DeepSpeed, NumbersInNamesAreBounded) {
+  for (const char* rank : {"2147483647", "4294967296", "1048576", "-1", ""}) {
+    const std::string directory = ZeroFiles::together({6, 5}).write();
+    write_text(directory + "/zero_pp_rank_" + rank + "_mp_rank_00_optim_states.pt", "x");
+    EXPECT_EQ(Checkpoint::open(directory).world_size, 2) << rank;
+  }
+}
+
 TEST(DeepSpeed, LatestNamesADirectoryBesideIt) {
   for (const std::string text :
        {"nothing", "../zero1/global_step2", "/", "", ".", "global_step2/x"}) {

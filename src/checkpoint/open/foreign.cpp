@@ -12,6 +12,7 @@
 #include "checkpoint/open/directory.h"
 #include "format/zip/zip.h"
 #include "io/source.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 #include "value/render.h"
 
@@ -32,10 +33,6 @@ std::string first_record(const ByteSource& file) {
   std::string name(length, '\0');
   file.read_at(kLocalHeader, std::as_writable_bytes(std::span(name)));
   return name;
-}
-
-bool has_name(const std::vector<ObjectInfo>& files, std::string_view name) {
-  return std::ranges::find(files, name, &ObjectInfo::name) != files.end();
 }
 
 // "mp_rank_00", and with pipelines "mp_rank_00_003".
@@ -69,7 +66,7 @@ void refuse_foreign_archive(const ByteSource& file) {
 }
 
 void refuse_foreign_directory(const Store& store, const std::vector<ObjectInfo>& files) {
-  if (has_name(files, "_CHECKPOINT_METADATA") || has_name(files, "manifest.ocdbt")) {
+  if (has_object(files, "_CHECKPOINT_METADATA") || has_object(files, "manifest.ocdbt")) {
     refuse(
         "the directory is a checkpoint of JAX by Orbax, whose arrays lie in OCDBT of TensorStore",
         store.name());
@@ -113,12 +110,12 @@ bool is_training_state(std::string_view name) {
          std::ranges::find(kStateNames, without_number(name.substr(0, dot))) != kStateNames.end();
 }
 
-void remark_left_behind(Checkpoint& checkpoint) {
+void remark_left_behind(const std::vector<ObjectInfo>& files, Checkpoint& checkpoint) {
   std::set<std::string> known;
   for (const ObjectInfo& file : checkpoint.files) known.insert(file.name);
   for (const FileRow& row : checkpoint.remarks) known.insert(row.name);
   std::vector<FileRow> rows;
-  for (const ObjectInfo& file : checkpoint.store->list_level()) {
+  for (const ObjectInfo& file : files) {
     if (is_training_state(file.name) && !known.contains(file.name))
       rows.push_back({file.name, FileState::not_part, std::string(kLeftBehind), file.size});
   }

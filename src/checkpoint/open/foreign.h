@@ -23,8 +23,9 @@ void refuse_foreign_directory(const Store& store, const std::vector<ObjectInfo>&
 
 // By names as transformers, accelerate and others give them: "optimizer.pt", "rng_state_3.pth".
 [[nodiscard]] bool is_training_state(std::string_view name);
-// Says so of each file at the root of the directory that was opened, in a remark and a warning.
-void remark_left_behind(Checkpoint& checkpoint);
+// Says so, in a remark and a warning, of each of the files that lie at the root of the directory
+// that was opened; of others it says nothing.
+void remark_left_behind(const std::vector<ObjectInfo>& files, Checkpoint& checkpoint);
 // That warning again, for who takes the checkpoint elsewhere; empty: nothing is left behind.
 [[nodiscard]] std::string text_of_left_behind(const Checkpoint& checkpoint);
 

@@ -323,7 +323,9 @@ Checkpoint open_directory(std::shared_ptr<Store> store, const OpenOptions& optio
                                                    CheckpointKind::torch_file);
   store = guard_directory(std::move(store), is_set);
   if (kind == nullptr) refuse_directory(*store, files);
-  return kind->open(store, files, options);
+  Checkpoint checkpoint = kind->open(store, files, options);
+  if (kind->kind != CheckpointKind::arena) remark_left_behind(files, checkpoint);
+  return checkpoint;
 }
 
 void require_same_save(const Store& store, std::uint64_t save) {
@@ -380,7 +382,7 @@ std::vector<ObjectInfo> deciding_files(const Store& store) {
   const auto add = [&](const std::string& folder) {
     for (ObjectInfo& file : store.list_level(folder)) files.push_back(std::move(file));
   };
-  const bool is_dcp = std::ranges::find(files, kDcpMetadata, &ObjectInfo::name) != files.end();
+  const bool is_dcp = has_object(files, kDcpMetadata);
   for (const char* part : {"model", "model_and_optim"}) add(part);
   if (const auto latest = deepspeed::latest_of(store, files)) add(*latest);
   const auto found = std::ranges::find_if(files, deepspeed::is_file, &ObjectInfo::name);
@@ -455,9 +457,9 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& objec
 }
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
-  Checkpoint checkpoint = store->exists(kDcpMetadata) ? open_dcp(std::move(store), options)
-                                                      : open_of_one_save(store, options);
-  if (checkpoint.kind != CheckpointKind::arena) remark_left_behind(checkpoint);
+  if (!store->exists(kDcpMetadata)) return open_of_one_save(store, options);
+  Checkpoint checkpoint = open_dcp(std::move(store), options);
+  remark_left_behind(checkpoint.store->list_level(), checkpoint);
   return checkpoint;
 }
 

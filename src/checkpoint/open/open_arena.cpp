@@ -19,6 +19,7 @@
 #include "comm/message.h"
 #include "io/source.h"
 #include "storage/arena/arenas.h"
+#include "storage/storage.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -99,10 +100,8 @@ Value tree_in(const std::shared_ptr<Store>& store, int rank, const Bytes& messag
 
 bool has_arena_files(const std::vector<ObjectInfo>& files) {
   const ArenaNames first = arena_names(0);
-  const auto has = [&files](const std::string& name) {
-    return std::ranges::find(files, name, &ObjectInfo::name) != files.end();
-  };
-  return has(first.tree) && has(first.arena) && has(first.digests);
+  return has_object(files, first.tree) && has_object(files, first.arena) &&
+         has_object(files, first.digests);
 }
 
 Checkpoint open_arena(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files) {

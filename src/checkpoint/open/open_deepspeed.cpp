@@ -1,8 +1,8 @@
 // DeepSpeed's checkpoints of ZeRO 0 to 3 (docs/formats/deepspeed.md): the fp32 values of parameters
 // and the optimizer's state become pieces of whole tensors, where they lie.
 #include <algorithm>
+#include <iterator>
 #include <map>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -23,10 +23,7 @@ namespace tessera {
 namespace {
 
 using Kind = Value::Kind;
-
-[[noreturn]] void refuse(ErrorCode code, const std::string& what, const std::string& path) {
-  throw Error(code, what).at_path(path);
-}
+using deepspeed::refuse;
 
 // What of the files is the model, or says how values are cut.
 constexpr std::string_view kModelKeys[] = {
@@ -87,12 +84,18 @@ class DeepSpeed {
       if (!cuts_each()) note_what_is_left(checkpoint);
     }
     checkpoint.world_size = std::max(1, static_cast<int>(ranks_.size()));
-    merge_ranks(checkpoint, checkpoint.world_size, [this](int rank) { return tree_of(rank); });
+    merge_ranks(checkpoint, trees(), [this](int rank) { return tree_of(rank); });
     return checkpoint;
   }
 
  private:
   [[nodiscard]] bool cuts_each() const { return !ranks_.empty() && ranks_[0].cuts_each; }
+
+  // That are merged.
+  [[nodiscard]] int trees() const {
+    const bool is_cut = files_.universal && !frozen_.empty();
+    return static_cast<int>(std::max<std::size_t>(1, is_cut ? frozen_world() : ranks_.size()));
+  }
 
   [[nodiscard]] const Value* head(std::string_view key, Kind kind) const {
     return find_entry_of_kind(head_, key, kind);
@@ -151,7 +154,7 @@ class DeepSpeed {
   }
 
   [[nodiscard]] Value tree_of(int rank) const {
-    if (files_.universal) return universal_tree();
+    if (files_.universal) return universal_tree(rank);
     if (ranks_.empty()) return whole_tree();
     const deepspeed::ZeroRank& state = ranks_[static_cast<std::size_t>(rank)];
     auto fragment = fragments_[static_cast<std::size_t>(rank)].begin();
@@ -181,16 +184,16 @@ class DeepSpeed {
     Value made = Value::dict();
     const Value* values = state.states[fragment.array];
     if (values == nullptr) return made;
-    const Tensor& beside = state.arrays[fragment.array];
     for (const auto& [key, value] : values->pairs()) {
       if (!value.is(Kind::tensor) || value.as_tensor().shape.empty()) {
         made.set_item(key, value);
         continue;
       }
       if (!deepspeed::is_beside(value, state, fragment.array)) {
-        throw Error(ErrorCode::corrupt,
-                    "the state has shape " + to_string(value.as_tensor().shape) +
-                        ", the fp32 values beside it " + to_string(beside.shape))
+        throw Error(ErrorCode::corrupt, "the state has shape " +
+                                            to_string(value.as_tensor().shape) +
+                                            ", the fp32 values beside it " +
+                                            to_string(state.arrays[fragment.array].shape))
             .at_key(printable(parameter.name + "." + key_text(key)))
             .at_path(state.path);
       }
@@ -201,12 +204,16 @@ class DeepSpeed {
 
   // Frozen parameters are whole in rank 0's file, or cut like others in that of each rank (ZeRO 3).
   void add_frozen(int rank, ZeroLeaves& found) const {
-    if (frozen_.empty() || (rank > 0 && !cuts_each())) return;
+    const std::size_t world = frozen_world();
+    if (frozen_.empty() || (rank > 0 && world == 0)) return;
     const Value file = model_file_of(rank);
-    for (const deepspeed::Parameter& parameter : frozen_) {
-      const std::size_t world = cuts_each() ? ranks_.size() : 0;
+    for (const deepspeed::Parameter& parameter : frozen_)
       found.emplace(parameter.name, frozen_part(parameter, file, rank, world));
-    }
+  }
+  // The ranks that have equal parts of them; 0: rank 0's file has all.
+  [[nodiscard]] std::size_t frozen_world() const {
+    if (!files_.universal) return cuts_each() ? ranks_.size() : 0;
+    return files_.model.begin()->first < 0 ? 0 : files_.model.size();
   }
   // `world`: of ranks that have equal parts; 0: the file has all of it.
   [[nodiscard]] Value frozen_part(const deepspeed::Parameter& parameter, const Value& file,
@@ -328,7 +335,7 @@ class DeepSpeed {
         files.push_back(file);
     }
     std::vector<Value> values(files.size());
-    parallel_for(kReaders, files.size(), [&](std::size_t i) {
+    parallel_for(deepspeed::kReaders, files.size(), [&](std::size_t i) {
       values[i] = universal_value(read_rank_file(from_, files[i]), path_ + "/" + files[i].name);
     });
     for (std::size_t i = 0; i < files.size(); ++i) {
@@ -338,6 +345,12 @@ class DeepSpeed {
           name.substr(slash + 1, name.size() - slash - 1 - kUniversalEnd.size());
       universal_values_[name.substr(0, slash)].emplace(key, values[i]);
     }
+    // Of the frozen ones some have files, too, others are in those of the model.
+    const auto has_files = [this](const deepspeed::Parameter& parameter) {
+      return universal_values_.contains(parameter.name);
+    };
+    std::ranges::copy_if(frozen_, std::back_inserter(frozen_files_), has_files);
+    std::erase_if(frozen_, has_files);
     checkpoint.files.push_back(*files_.universal);
     checkpoint.files.insert(checkpoint.files.end(), files.begin(), files.end());
   }
@@ -349,16 +362,18 @@ class DeepSpeed {
     return *tensor;
   }
 
-  [[nodiscard]] Value universal_tree() const {
+  // Above rank 0 there are parts of frozen parameters alone.
+  [[nodiscard]] Value universal_tree(int rank) const {
     ZeroLeaves found;
     Value states = Value::dict();
-    for (const std::vector<deepspeed::Group>& groups : {groups_, {frozen_}}) {
-      for (const deepspeed::Group& group : groups)
-        for (const deepspeed::Parameter& parameter : group)
-          take_universal(parameter, found, states);
+    if (rank == 0) {
+      for (const deepspeed::Group& group : groups_) take_universal(group, found, states);
+      take_universal(frozen_files_, found, states);
     }
-    Value tree =
-        Value::dict({{"model", model_of(0, found)}, {"optim", Value::dict({{"state", states}})}});
+    add_frozen(rank, found);
+    Value tree = Value::dict({{"model", model_of(rank, found)}});
+    if (rank > 0) return tree;
+    tree.set_item("optim", Value::dict({{"state", states}}));
     for (const char* key : {"base_optimizer_state", "optimizer_state_dict"}) {
       const Value* base = find_entry_of_kind(universal_, key, Kind::dict);
       const Value* groups =
@@ -368,13 +383,12 @@ class DeepSpeed {
     tree.set_item(std::string(kTrainState), trainer_state(0));
     return tree;
   }
+  void take_universal(const deepspeed::Group& group, ZeroLeaves& found, Value& states) const {
+    for (const deepspeed::Parameter& parameter : group) take_universal(parameter, found, states);
+  }
   void take_universal(const deepspeed::Parameter& parameter, ZeroLeaves& found,
                       Value& states) const {
     const auto values = universal_values_.find(parameter.name);
-    if (values == universal_values_.end() && is_frozen(parameter)) {
-      found.emplace(parameter.name, joined_frozen(parameter));
-      return;
-    }
     if (values == universal_values_.end() || !values->second.contains("fp32")) {
       throw Error(ErrorCode::incomplete, "there is no file " +
                                              std::string(deepspeed::kUniversalFolder) +
@@ -395,25 +409,6 @@ class DeepSpeed {
     for (const auto& [key, value] : universal_scalars_)
       if (own.size() > 0 && own.find_key(key) == nullptr) own.set_item(key, value);
     if (own.size() > 0) states.set_item(parameter.name, own);
-  }
-  [[nodiscard]] bool is_frozen(const deepspeed::Parameter& parameter) const {
-    return std::ranges::find(frozen_, parameter.name, &deepspeed::Parameter::name) != frozen_.end();
-  }
-  // The parts that the ranks of ZeRO 3 have in their files of the model.
-  [[nodiscard]] Value joined_frozen(const deepspeed::Parameter& parameter) const {
-    const std::size_t world = files_.model.size();
-    const bool is_whole = files_.model.begin()->first < 0;
-    std::optional<Tensor> tensor;
-    for (std::size_t rank = 0; rank < world; ++rank) {
-      const int number = static_cast<int>(rank);
-      const Value part =
-          frozen_part(parameter, model_file_of(number), number, is_whole ? 0 : world);
-      if (is_whole) return part;
-      if (!tensor) tensor = part.as_tensor();
-      const auto& pieces = part.as_tensor().pieces;
-      if (rank > 0) tensor->pieces.insert(tensor->pieces.end(), pieces.begin(), pieces.end());
-    }
-    return Value(*std::move(tensor));
   }
   // What the state has of all parameters alike, such as the step: of ZeRO 3 no file has it.
   void take_scalars(const Value& base) {
@@ -451,7 +446,6 @@ class DeepSpeed {
   }
 
   void note_what_is_left(Checkpoint& checkpoint) const {
-    if (cuts_each()) return;
     checkpoint.warnings.push_back(
         "the model is in its fp32 values; copies of it in 16 bits, and what the optimizer has no "
         "values of, are in " +
@@ -459,7 +453,6 @@ class DeepSpeed {
   }
 
   static constexpr std::string_view kUniversalEnd = ".pt";
-  static constexpr int kReaders = 8;
 
   const RankStore from_;
   const deepspeed::Files files_;
@@ -467,8 +460,9 @@ class DeepSpeed {
   std::string head_path_;
   Value head_;                            // rank 0's file of model states
   std::vector<deepspeed::Group> groups_;  // of param_shapes
-  deepspeed::Group frozen_;
-  std::set<std::string> names_;  // of parameters
+  deepspeed::Group frozen_;               // that files of the model have
+  deepspeed::Group frozen_files_;         // that have files of their own (universal)
+  std::set<std::string> names_;           // of parameters
   std::vector<deepspeed::ZeroRank> ranks_;
   std::vector<deepspeed::Fragments> fragments_;  // of each rank
   Value universal_;                              // optimizer_state.pt

@@ -39,12 +39,6 @@ namespace {
 
 using Role = StepDirectory::Role;
 
-bool take_prefix(std::string_view& text, std::string_view prefix) {
-  if (!text.starts_with(prefix)) return false;
-  text.remove_prefix(prefix.size());
-  return true;
-}
-
 std::optional<Role> role_of(std::string_view suffix) {
   if (suffix.empty()) return Role::current;
   const bool is_old = take_prefix(suffix, kOldMark);

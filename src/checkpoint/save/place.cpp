@@ -121,7 +121,7 @@ void require_seen_by_all(const Unseeing& unseeing, int ranks, const Store& store
 }
 
 bool Present::has_metadata() const {
-  return metadata || std::ranges::find(objects, kDcpMetadata, &ObjectInfo::name) != objects.end();
+  return metadata || has_object(objects, kDcpMetadata);
 }
 
 Present present_in(const Store& store) {
